@@ -158,7 +158,8 @@ class Server:
             address,
             port,
             limit=HEAD_BYTES,
-            # asyncio accepts up to `backlog` connections in a row before `_client` runs and counts them.
+            # asyncio accepts up to `backlog` connections before `_client` runs and counts them. They use file descriptors
+            # in addition to the counted connections.
             backlog=min(BACKLOG, self._max_connections // 2),
         )
 

@@ -102,8 +102,11 @@ def reason_without_gpus(gpus: Gpus) -> str:
         )
         return f"{gpus.expected} NVIDIA GPUs are present but the driver reports none{reason}{remedy}"
     if isinstance(gpus.on_bus, Absent):
-        return f"the driver reports no GPU{reason}, and the PCI bus cannot be read ({gpus.on_bus.reason}): {REHEARSE}"
-    return f"there is no NVIDIA GPU on this machine's PCI bus{reason}: {REHEARSE}; a container needs --gpus all"
+        return (
+            f"the driver reports no GPU{reason}, and the PCI bus cannot be read ({gpus.on_bus.reason}): {REHEARSE}; "
+            "a container needs --gpus all"
+        )
+    return f"there is no NVIDIA GPU on this machine's PCI bus{reason}: {REHEARSE}"
 
 
 def problems(

@@ -56,7 +56,7 @@ def _read(files: Files) -> list[MemorySlot] | Absent:
             slots = memory_slots(file.read(MAX_TABLE_BYTES))
     except (OSError, ValueError) as error:
         return Absent.error(f"/{TABLE}: {getattr(error, 'strerror', None) or error}")
-    return slots[:MAX_SLOTS] or Absent.unsupported(f"/{TABLE} lists no memory modules")
+    return slots[:MAX_SLOTS] or Absent.unsupported(f"/{TABLE} lists no slots for memory modules")
 
 
 def _readings(slot: MemorySlot) -> dict[str, Value | Absent]:
@@ -92,7 +92,11 @@ def _totals(files: Files, slots: list[MemorySlot] | Absent) -> Iterable[Family]:
         if isinstance(slots, Absent):
             return slots
         modules = [slot for slot in slots if slot.size != 0]
-        return compute(modules) if modules else Absent.error(f"/{TABLE} lists no module, although the host has memory")
+        return (
+            compute(modules)
+            if modules
+            else Absent.error(f"/{TABLE} lists only empty slots, although the host has memory")
+        )
 
     count = slots if isinstance(slots, Absent) else len(slots)
     yield host_family("host.dimm.slot_count", "1", "Slots for memory modules", count)

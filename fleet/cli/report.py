@@ -44,7 +44,11 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         type=Path,
         help="compare the run with the history in this directory, then add the run to the history (docs/history.md)",
     )
-    report.add_argument("--json", action="store_true", help="print decision and summary as JSON")
+    report.add_argument(
+        "--json",
+        action="store_true",
+        help="print the keys decision, rehearsal, simulated and acceptance of report.json",
+    )
     formats.add_flags(report)
     one_host.add_option(report)
     add_color_option(report)
@@ -56,7 +60,9 @@ def call(options: argparse.Namespace) -> int:
     flags = formats.flags_of(options)
     options.run_dir = run_or_newest(options.run_dir)
     _note_in_progress(options.run_dir)
-    if getattr(options, "host", None):
+    if getattr(
+        options, "host", None
+    ):  # `rackproof judge --write` also calls this function, without `host` and `history`
         run, packs = load_run(options.run_dir, options.criteria, options.waivers)
         return EXIT_CODES[one_host.write_page(options, run, packs)]
     with progress_bar(sys.stderr), gc_off():
@@ -72,7 +78,7 @@ def call(options: argparse.Namespace) -> int:
     else:
         print(render_screen(report, width=width_of(), colour=has_colour(options.color)))
         print(f"report: {RunDirectory(options.run_dir).page}")
-    if history := getattr(options, "history", None):  # `judge --write` has no such option
+    if history := getattr(options, "history", None):
         for note in feed_history(history, run, report, unread):
             print(f"rackproof: {note}", file=sys.stderr)
     if note := warn_if_changed(options.run_dir):

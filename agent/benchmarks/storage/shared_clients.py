@@ -86,8 +86,8 @@ class Clients:
             where = f"{self.target.about.get('filesystem')} {self.target.about.get('device')}".strip()
             different = [host for host in self.hosts if tuple(views[host]) != tuple(views[self.host])]
             self.target.problem = (
-                f"the directory does not have the files of {', '.join(invisible[:3])}: another file system is mounted "
-                f"here, or none ({where})"
+                f"the directory does not have the files of {', '.join(invisible[:3])}: on this host it is on "
+                f"another file system ({where})"
                 if invisible
                 else f"the directory has files that {', '.join(different[:3])} cannot see: the hosts do not have the same "
                 f"file system here ({where})"

@@ -86,7 +86,7 @@ def distributions(report: FleetReport) -> list[Distribution]:
 def _of_verdicts(report: FleetReport) -> list[Distribution]:
     """Return the distributions from all verdicts and measurements that are numbers.
 
-    Of the measurements, only those of single devices are included, except the figures in IN_OTHER_TABLES.
+    Measurements of more than one device and the figures in IN_OTHER_TABLES are left out.
     """
     figures: dict[FigureKey, Distribution] = {}
     without_value: Counter[FigureKey] = Counter()

@@ -20,7 +20,7 @@ MARK = "rackproof-environment"  # an empty file, which identifies the directory 
 
 
 def is_current():
-    """Return whether the environment is complete, usable by every user, and made with this interpreter in this minor version."""
+    """Return whether the environment is complete, usable by every user, and made with this minor version of this interpreter."""
     if not (prefix / "bin" / "pip").exists():  # of the files that the agent needs, venv creates this one last
         return False
     # If the environment was created with umask 027, the user of the exporter's service cannot run the programs in bin.

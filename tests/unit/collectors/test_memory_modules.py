@@ -102,7 +102,7 @@ def test_slots_have_unique_names(names: Sequence[tuple[str, str]], expected: Seq
 
 def test_flash_memory_is_not_listed_as_memory_modules(tmp_path: Path) -> None:
     values = readings(tmp_path, dmi.table(SLOTS, dmi.FLASH))
-    assert set(values.values()) == {Absent.unsupported(f"/{dmi.TABLE} lists no memory modules")}
+    assert set(values.values()) == {Absent.unsupported(f"/{dmi.TABLE} lists no slots for memory modules")}
 
 
 def test_modules_of_a_virtual_machine_are_not_read(tmp_path: Path) -> None:

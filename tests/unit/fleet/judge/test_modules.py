@@ -75,6 +75,7 @@ def test_verdict_is_unchanged_unless_it_fails_a_port_with_a_module(verdict: Verd
     [(PORT, "port.symbol_errors"), (f"{PORT},lane=2", "optics.rx_power"), ("hca=mlx5_0", "infiniband.hca.errors")],
 )
 def test_module_at_the_port_of_an_adapter_is_added_to_reason_and_detail(scope: str, name: str) -> None:
+    """A scope without a port stands for port 1."""
     verdict = with_module(view_of(modules(port=WHOLE, second={"serial": "X2"})), failed(scope, name))
     assert (verdict.reason, verdict.detail) == (f"found 5; {TEXT}", f"too many; {TEXT}")
     assert verdict.part == ""
@@ -126,12 +127,12 @@ def test_module_is_looked_up_for_the_interface_and_then_for_its_adapter_port(
     [
         (failed("nic=eth4", "network.rx_errors"), INTERFACES, "hca=mlx5_0"),
         (failed("nic=eth4", "network.duplex", part="nic=eth4"), INTERFACES, "nic=eth4"),
-        (failed("nic=eth4", "network.lldp_port"), INTERFACES, ""),
+        (failed("nic=eth4", "network.lldp_port"), INTERFACES, ""),  # the link works: it leads to another switch
         (failed("nic=eth4", "network.rx_errors"), {}, ""),
         (failed(PORT, "network.rx_errors"), INTERFACES, ""),
     ],
 )
-def test_failure_of_a_link_is_attributed_to_the_adapter_unless_the_verdict_names_a_part(
+def test_bad_link_of_an_interface_is_attributed_to_its_adapter_unless_the_verdict_names_a_part(
     verdict: Verdict, interfaces: dict[str, Value], part: str
 ) -> None:
     view = view_of({"infiniband.interface": interfaces})
