@@ -55,7 +55,8 @@ MEMORY_FIGURES = "memory."
 """Prefix of the figures of the GPU's memory. They are compared with those of GPUs with the same part number: boards of one model
 with different part numbers differ by 2 % in memory bandwidth (measured, H200)."""
 DISK_FIGURES = "local_storage."
-"""Prefix of the figures of disks. Only disks of the same model are compared; virtual disks have no model."""
+"""Prefix of the figures of disks. Their parameter `model` has the level of an array, and number, models and sizes of its disks.
+Only figures with the same text are compared. Virtual disks have no model."""
 
 FigureKey = tuple[str, str, str, str, tuple[tuple[str, Value], ...], str]
 """Model (of the GPU, module or disk), name, stage, kind of scope and settings: comparable figures share all of these. The last
