@@ -86,6 +86,9 @@ FILES = {
     "proc/sys/kernel/numa_balancing": "0\n",
     "proc/sys/vm/zone_reclaim_mode": "0\n",
     "proc/cpuinfo": "".join(_PROCESSOR.format(number, clock) for number, clock in enumerate((800.0, 2000, 3800, 3800))),
+    "proc/stat": "cpu  400 40 60 9000 100 20 30 8 0 0\n"
+    + "".join(f"cpu{number} 100 10 15 2250 25 5 7 2 0 0\n" for number in range(4))
+    + "intr 1\n",
     "proc/loadavg": "1.52 0.93 0.71 3/4127 1893201\n",
     "proc/meminfo": "MemTotal:       2113404636 kB\nMemFree:        2051862404 kB\nMemAvailable:   2078127008 kB\n"
     "SwapTotal:       8388604 kB\nSwapFree:        8388600 kB\nHardwareCorrupted:     0 kB\n"

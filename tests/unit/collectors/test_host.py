@@ -29,6 +29,7 @@ from collectors.virtual import has_hypervisor_flag
 from tests.fakes import host
 
 GIB = 1 << 30
+TICKS = os.sysconf("SC_CLK_TCK")
 Readings = dict[str, Value | Absent]
 MC0, DIMM0 = "sys/devices/system/edac/mc/mc0", "sys/devices/system/edac/mc/mc0/dimm0"
 
@@ -87,6 +88,8 @@ def test_healthy_host_reports_all_fast_readings(tmp_path: Path) -> None:
         "host.kernel.command_line": "ro intel_iommu=on iommu=pt pci=realloc=off",
         "host.iommu.options": "intel_iommu=on iommu=pt",
         "host.oom_kills": 3,
+        "host.cpu.busy": 550 / TICKS / 4,
+        "host.cpu.stolen": 8 / TICKS / 4,
         "host.pressure.cpu": 0.015,
         "host.pressure.memory": 0.0,
         "host.pressure.io": 0.0025,
