@@ -12,6 +12,8 @@ from pathlib import Path
 
 from collectors.base import Absent, Family, first_absent, host_family
 from collectors.files import Files, MissingError, nonempty
+from collectors.host.memory import GPU_NODES
+from collectors.pcie.device import PciBus
 from collectors.programs import program_version
 
 LIBRARIES = (
@@ -21,6 +23,7 @@ LIBRARIES = (
 """Directories in which distributions and NVIDIA's packages install libraries."""
 MAX_LINKS = 8
 DRIVER = "proc/driver/nvidia/version"
+DRIVER_GPUS = "proc/driver/nvidia/gpus"
 
 
 class SoftwareCollector:
@@ -31,6 +34,7 @@ class SoftwareCollector:
     def __init__(self, root: Path = Path("/"), full_snapshot: bool = False) -> None:
         self._root = root
         self._full_snapshot = full_snapshot
+        self._bus = PciBus(Files(root))
 
     def collect(self) -> Iterable[Family]:
         files = Files(self._root, cached=True)
@@ -40,6 +44,11 @@ class SoftwareCollector:
         yield host_family(
             "software.driver_module.open", "1", "The NVIDIA kernel module is the open-source one", is_open
         )
+        mode = gpu_memory_mode(files, self._bus)
+        text = (
+            "What manages the memory of GPUs in Grace hosts: numa: the kernel, as NUMA nodes; driver: the driver (CDMM)"
+        )
+        yield host_family("software.driver_module.gpu_memory", "1", text, mode)
         library = library_version(files, "libnvidia-ml.so.1")
         yield host_family("software.driver_library.version", "1", "Version of the NVIDIA driver libraries", library)
         matches = first_absent(module, library) or module == library
@@ -88,6 +97,25 @@ def is_open_module(text: str) -> bool:
     """Return whether /proc/driver/nvidia/version names the open kernel module. Raises ValueError if the text has no version."""
     module_version(text)
     return "Open Kernel Module" in text
+
+
+def gpu_memory_mode(files: Files, bus: PciBus) -> str | Absent:
+    """Return the driver's mode for GPUs that are attached to their processor by NVLink-C2C: `numa` or `driver` (CDMM).
+
+    The kernel module's parameter NVreg_CoherentGPUMemoryMode selects it. If the parameter is not set, the version of the driver
+    decides, so the parameter alone does not tell the mode.
+    """
+    if files.glob(GPU_NODES):
+        return "numa"
+    try:
+        coherent = [device.address for device in bus.devices() if device.is_coherent]
+    except OSError:
+        coherent = []
+    if not coherent:
+        return Absent.unsupported("no GPU is attached to its processor by NVLink-C2C, as far as the PCI bus shows")
+    if not all(files.exists(f"{DRIVER_GPUS}/{address}") for address in coherent):
+        return Absent.unsupported(f"/{DRIVER_GPUS} does not list every GPU")
+    return "driver"
 
 
 def toolkit_version(text: str) -> str:

@@ -12,6 +12,7 @@ from collectors.host.parsing import (
     interrupts,
     iommu_options,
     process_state,
+    processor_time,
     shared_options,
     soft_limit,
     stalled_share,
@@ -37,6 +38,17 @@ _FIRMWARE = {
     "host.system.serial": ("product_serial", "Serial number of the host; readable by root only"),
     "host.bios.version": ("bios_version", "Version of the host's firmware"),
 }
+_PROCESSOR_TIMES = {
+    "busy": (
+        (1, 2, 3, 6, 7),
+        "Time since boot for which a processor ran programs or the kernel, mean of all processors",
+    ),
+    "stolen": (
+        (8,),
+        "Time since boot for which a processor had work, but the hypervisor ran something else, mean of all processors",
+    ),
+}
+"""Last part of the reading's name -> columns of /proc/stat, and help text."""
 PERSISTENCE_DAEMON = "nvidia-persistenced"[:15]
 """The kernel truncates program names to 15 characters."""
 
@@ -50,6 +62,10 @@ def health(files: Files) -> Iterable[Family]:
         yield host_family(f"host.kernel.{name}", "1", text, flag, varies=True)
     kills = files.read("proc/vmstat", partial(vmstat, key="oom_kill"))
     yield host_family("host.oom_kills", "1", "Processes killed by the out-of-memory killer", kills, counter=True)
+    for name, (columns, text) in _PROCESSOR_TIMES.items():
+        seconds = files.read("proc/stat", partial(processor_time, columns=columns))
+        # No counter: after the migration of a virtual machine, or if processors are added, the time may be less than before.
+        yield host_family(f"host.cpu.{name}", "s", text, seconds, varies=True)
     for kind in ("cpu", "memory", "io"):
         share = files.read(f"proc/pressure/{kind}", stalled_share)
         text = f"Share of the last 10 s in which some task waited for {kind}"

@@ -1,17 +1,24 @@
-"""The host's memory: sizes, NUMA nodes, and the error counts of the memory controllers."""
+"""The host's memory: sizes, NUMA nodes, and the error counts of the memory controllers.
+
+The memory of a GPU in a Grace host may be a NUMA node too (`gpu_nodes`). It is not counted as memory of the host.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from collectors.base import HOST_LABELS, Absent, Family, Value, add_parts, host_family
+from collectors.base import HOST_LABELS, Absent, Family, Value, add_parts, first_absent, host_family
 from collectors.files import Files, nonempty
 from collectors.host.parsing import bracketed_choice, meminfo, optional_meminfo
 
 _CONTROLLERS = "sys/devices/system/edac/mc"
 _NO_CONTROLLER = "no EDAC driver for a memory controller is loaded"
 _NODES = "sys/devices/system/node"
+GPU_NODES = "proc/driver/nvidia/gpus/*/numa_status"
+"""Files of NVIDIA's driver. They exist only if the driver's mode is `numa`: the kernel manages the memory of the GPUs, as NUMA
+nodes (NVIDIA open-gpu-kernel-modules, nv-procfs.c). In the mode `driver` (CDMM), the kernel does not know this memory."""
 _MEMINFO = (
     ("host.swap.total", "B", "Swap space", "SwapTotal"),
     ("host.memory.poisoned", "B", "Memory that the kernel took out of use after an error", "HardwareCorrupted"),
@@ -28,9 +35,12 @@ _DIMM = {
 
 def sizes(files: Files) -> Iterable[Family]:
     """Yield the sizes and counts in /proc/meminfo, and the mode of transparent huge pages."""
-    for key, name in (("MemTotal", "total"), ("MemAvailable", "available")):
-        value = files.required("proc/meminfo", partial(meminfo, key=key))
-        yield host_family(f"host.memory.{name}", "B", f"/proc/meminfo {key}", value, varies=True)
+    total, available = memory_total(files), _of_host(files, "MemAvailable", "MemFree")
+    yield host_family("host.memory.total", "B", "/proc/meminfo MemTotal, without memory of GPUs", total, varies=True)
+    if not isinstance(total, Absent) and not isinstance(available, Absent):
+        available = min(total, available)  # the files are read one after the other, so they may contradict each other
+    text = "/proc/meminfo MemAvailable, without memory of GPUs"
+    yield host_family("host.memory.available", "B", text, available, varies=True)
     for name, unit, text, key in _MEMINFO:
         value = files.read("proc/meminfo", partial(optional_meminfo, key=key))
         yield host_family(name, unit, text, value, varies=True)
@@ -71,11 +81,15 @@ def modules(files: Files) -> Iterable[Family]:
 def nodes(files: Files) -> Iterable[Family]:
     """Yield the number of NUMA nodes, the memory of each, and the NUMA settings of the kernel.
 
-    GPUs with coherent memory (as in Grace Hopper) add nodes without host memory.
+    Nodes of GPU memory are left out, and nodes with neither processors nor memory. The firmware of Grace hosts reserves eight
+    nodes for each GPU. In either mode of the driver, most or all of them are empty.
     """
     names = files.matching(_NODES, r"node\d+", "the kernel has no NUMA support")
+    if not isinstance(names, Absent):
+        of_gpus = gpu_nodes(files)
+        names = [name for name in names if name not in of_gpus and not _is_empty(files, name)]
     count = names if isinstance(names, Absent) else len(names)
-    yield host_family("host.numa.count", "1", "NUMA nodes", count)
+    yield host_family("host.numa.count", "1", "NUMA nodes, without those of GPU memory", count)
     numbers = names if isinstance(names, Absent) else [name.removeprefix("node") for name in names]
     for key, name in (("MemTotal", "total"), ("MemFree", "free")):
         family = Family(name=f"host.numa.memory_{name}", unit="B", help=f"{key} of the NUMA node", varies=True)
@@ -85,6 +99,44 @@ def nodes(files: Files) -> Iterable[Family]:
         ("zone_reclaim", "proc/sys/vm/zone_reclaim_mode", "Zone reclaim mode; 0: off"),
     ):
         yield host_family(f"host.numa.{name}", "1", text, files.read(path, int))
+
+
+def memory_total(files: Files) -> int | Absent:
+    """Return the memory that the kernel manages in bytes, without memory of GPUs."""
+    return _of_host(files, "MemTotal", "MemTotal")
+
+
+def gpu_nodes(files: Files) -> set[str]:
+    """Return the names of the NUMA nodes that consist of GPU memory, such as `node1`. They have no processors."""
+    numbers = [files.read(path, _number_of_gpu_node) for path in files.glob(GPU_NODES)]
+    names = {f"node{number}" for number in numbers if isinstance(number, int)}
+    return {name for name in names if _has_no_processors(files, name)}
+
+
+def _of_host(files: Files, key: str, key_of_node: str) -> int | Absent:
+    """Return the value of a key in /proc/meminfo, less the values of `key_of_node` of the nodes of GPU memory."""
+    value = files.required("proc/meminfo", partial(meminfo, key=key))
+    for name in gpu_nodes(files):
+        of_gpu = _node_memory(files, name.removeprefix("node"), key_of_node)
+        if isinstance(value, Absent) or isinstance(of_gpu, Absent):
+            return first_absent(value, of_gpu) or value
+        value = max(0, value - of_gpu)
+    return value
+
+
+def _number_of_gpu_node(text: str) -> int:
+    match = re.search(r"^Node:\s+(-?\d+)$", text, re.MULTILINE)
+    if not match:
+        raise ValueError("no NUMA node")
+    return int(match.group(1))
+
+
+def _has_no_processors(files: Files, name: str) -> bool:
+    return files.read(f"{_NODES}/{name}/cpulist", str) == ""
+
+
+def _is_empty(files: Files, name: str) -> bool:
+    return _has_no_processors(files, name) and _node_memory(files, name.removeprefix("node"), "MemTotal") == 0
 
 
 def _dimms(files: Files, mc: str) -> list[str]:

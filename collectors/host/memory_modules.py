@@ -7,7 +7,8 @@ from functools import partial
 
 from collectors.base import HOST_LABELS, Absent, Family, Value, empty_families, host_family
 from collectors.files import Files, MissingError
-from collectors.host.parsing import firmware_text, meminfo
+from collectors.host.memory import memory_total
+from collectors.host.parsing import firmware_text
 from collectors.host.smbios import NON_VOLATILE, MemorySlot, memory_slots
 
 TABLE = "sys/firmware/dmi/tables/DMI"
@@ -115,7 +116,7 @@ def _slowest(modules: list[MemorySlot]) -> int | Absent:
 def _usable_share(files: Files, modules: list[MemorySlot]) -> float | Absent:
     modules = [slot for slot in modules if slot.kind != NON_VOLATILE]
     sizes = [slot.size for slot in modules if slot.size is not None]
-    managed = files.required("proc/meminfo", partial(meminfo, key="MemTotal"))
+    managed = memory_total(files)
     if isinstance(managed, Absent):
         return managed
     return round(managed / sum(sizes), 4) if sizes and len(sizes) == len(modules) else _known(None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 from collectors.files import MissingError
@@ -71,6 +72,18 @@ def bracketed_choice(text: str) -> str:
     if not match:
         raise ValueError(f"no choice in brackets: {text!r}")
     return match.group(1)
+
+
+def processor_time(text: str, columns: tuple[int, ...]) -> float:
+    """Return seconds since boot from the first line of /proc/stat, the sum of these columns, as the mean of all processors.
+
+    Column 1 is the first number: see proc(5). Raises MissingError if the kernel does not count one of the columns.
+    """
+    words = text.partition("\n")[0].split()
+    processors = len(re.findall(r"^cpu\d+ ", text, re.MULTILINE))
+    if len(words) <= max(columns) or not processors:
+        raise MissingError("no such column, or no processors")
+    return sum(int(words[column]) for column in columns) / os.sysconf("SC_CLK_TCK") / processors
 
 
 def soft_limit(text: str, name: str) -> int | None:

@@ -182,6 +182,11 @@ class HostView:
         metrics = (metric for _, metric in self.observations.metrics.get("gpu.part_number", ()))
         return {scope: str(value) for metric in metrics for scope, value in metric.values.items()}
 
+    @cached_property
+    def product(self) -> str:
+        """Return the product name of the host in the last snapshot that has one; empty if none has."""
+        return str(self.observations.last_values("host.system.product").get("host", ""))
+
     def _values(self, name: str) -> set[Value]:
         """Return the values of a reading in all scopes and snapshots."""
         return {value for _, metric in self.observations.metrics.get(name, ()) for value in metric.values.values()}
@@ -239,7 +244,7 @@ class HostView:
             ),
             *(tuple(self.snapshot_phases), tuple(self.evidence.gpu_scopes().items())),
             *(tuple(self.names.items()), tuple(self.part_numbers.items())),
-            *(tuple(self.nvlinks.items()), self.fabric_port, self.has_lone_gpu, bool(self.nvlink_domain)),
+            *(self.product, tuple(self.nvlinks.items()), self.fabric_port, self.has_lone_gpu, bool(self.nvlink_domain)),
             *map(id, self.packs),
         )
 

@@ -115,6 +115,8 @@ INFORMATIONAL: Mapping[str, str] = {
     "gpu.throttle.time reason=reliability": "a healthy GPU reaches its highest voltage; the work under stress is judged",
     "gpu.throttle.time reason=sync_boost": "follows from the clocks of other GPUs, whose work under stress is judged",
     "host.boot_id": "differs between machines and boots; hosts with the same one are reported as one machine",
+    "host.cpu.busy": _LOAD,
+    "host.cpu.stolen": "not a fault of the host; if it is more than 10 % of the time of a stage, the report has a caveat",
     "host.cpu.clock_now_median": "idle processors lower their clocks",
     "host.cpu.clock_now_min": "idle processors lower their clocks",
     "host.dimm.label": _NAME,

@@ -55,11 +55,16 @@ MEMORY_FIGURES = "memory."
 """Prefix of the figures of the GPU's memory. They are compared with those of GPUs with the same part number: boards of one model
 with different part numbers differ by 2 % in memory bandwidth (measured, H200)."""
 DISK_FIGURES = "local_storage."
-"""Prefix of the figures of disks. Only disks of the same model are compared; virtual disks have no model."""
+"""Prefix of the figures of disks. Their parameter `model` has the level of an array, and number, models and sizes of its disks.
+Only figures with the same text are compared. Virtual disks have no model."""
+HOST_FIGURES = ("host_memory.", "host_compute.", "host_copy.", "dataloader.")
+"""Prefixes of the figures that depend on processors, memory or PCIe slots of the host. Only hosts of the same product are
+compared, because servers of two vendors with the same GPUs differ in these parts. Other figures are compared in all products."""
 
 FigureKey = tuple[str, str, str, str, tuple[tuple[str, Value], ...], str]
-"""Model (of the GPU, module or disk), name, stage, kind of scope and settings: comparable figures share all of these. The last
-item is the part number of the GPU; empty if this is unknown or if the figure is not of a GPU's memory."""
+"""Model (of the GPU, module or disk; for HOST_FIGURES, also the product of the host), name, stage, kind of scope and settings:
+comparable figures share all of these. The last item is the part number of the GPU; empty if this is unknown or if the figure is
+not of a GPU's memory."""
 _ModelKey = tuple[str, str, str, str, tuple[tuple[str, Value], ...]]
 """A FigureKey without the part number."""
 
@@ -223,6 +228,8 @@ class FleetFigures:
         if item.name.startswith(MODULE_READINGS):
             name = view.module_models.get(scope.without("lane"), UNKNOWN_MODULE)
         model = name if name is not None else view.peer_key[0]
+        if item.name.startswith(HOST_FIGURES) and view.product:
+            model = f"{model} in {view.product}"
         part_number = view.part_numbers.get(scope.device, "") if item.name.startswith(MEMORY_FIGURES) else ""
         return model, item.name, item.stage, scope.kind, tuple(self._planned.params(item).items()), part_number
 

@@ -23,6 +23,12 @@ from schemas.stages import GANG
 Figure = tuple[str, str]
 """Stage and name of a figure (a result of a benchmark)."""
 
+BUSY, STOLEN = "host.cpu.busy", "host.cpu.stolen"
+MAX_STOLEN = 0.10
+"""Highest share of stolen processor time without a caveat. Stolen is the time for which the hypervisor ran something else. It is
+compared with the time for which the processors had work, because most processors of a GPU host are idle. The limit is that of
+the rule HostCpuStealNoisyNeighbor of awesome-prometheus-alerts."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class HostFacts:
@@ -45,6 +51,8 @@ class HostFacts:
     """Number of GPUs on the PCI bus in the last snapshot that has it; 0 if it was not read."""
     gpus_under_test: frozenset[str] = frozenset()
     """UUIDs, serials or names of the host's GPUs under test; empty if the PCI bus has no other GPUs."""
+    stolen: tuple[str, float] | None = None
+    """The stage with the highest share of stolen processor time, and this share; None if none is above MAX_STOLEN."""
 
 
 class FactCollector:
@@ -81,6 +89,7 @@ class FactCollector:
                 name for record in view.evidence.records if record.soak for name in rates_without_drift(record.soak)
             ),
             gpus_on_bus=on_bus,
+            stolen=_stolen(view),
             gpus_under_test=_gpus_under_test(view) if on_bus > len(view.host.devices) else frozenset(),
         )
 
@@ -101,6 +110,27 @@ class FactCollector:
 def _gpus_on_bus(view: HostView) -> int:
     values = [metric.values.get("host") for _, metric in view.observations.metrics.get("gpu.pci_count", ())]
     return next((int(value) for value in reversed(values) if isinstance(value, int | float)), 0)
+
+
+def _stolen(view: HostView) -> tuple[str, float] | None:
+    """Return `HostFacts.stolen`. The share is that of the time between the first and the last snapshot of a stage."""
+    shares = {}
+    busy, stolen = (_increases(view, name) for name in (BUSY, STOLEN))
+    for stage in busy.keys() & stolen.keys():
+        wanted = busy[stage] + stolen[stage]
+        shares[stage] = stolen[stage] / wanted if wanted > 0 and min(busy[stage], stolen[stage]) >= 0 else 0.0
+    stage = max(sorted(shares), key=lambda name: shares[name], default="")
+    return (stage, round(shares[stage], 3)) if stage and shares[stage] > MAX_STOLEN else None
+
+
+def _increases(view: HostView, name: str) -> dict[str, float]:
+    """Return stage -> increase of a time since boot during the stage. It is negative after a reboot."""
+    values: dict[str, list[float]] = {}
+    for snapshot, metric in view.observations.metrics.get(name, ()):
+        value = metric.values.get("host")
+        if isinstance(value, int | float):
+            values.setdefault(snapshot.stage, []).append(float(value))
+    return {stage: read[-1] - read[0] for stage, read in values.items()}
 
 
 def _gpus_under_test(view: HostView) -> frozenset[str]:

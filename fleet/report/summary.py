@@ -12,7 +12,7 @@ from fleet.judge.manifest import manifest_summary
 from fleet.judge.waivers import summary as waivers_summary
 from fleet.planning.test_selection import selection_summary, status_suffix
 from fleet.quantities import counted
-from fleet.report.facts import HostFacts, is_of_missing_record
+from fleet.report.facts import MAX_STOLEN, HostFacts, is_of_missing_record
 from fleet.report.formatting import cause_action, join_names
 from fleet.report.replaced import replaced_lines
 from fleet.report.titles import TITLES, VALUES_ONLY
@@ -113,6 +113,7 @@ def acceptance(summary: SummaryInput, decision: str) -> Acceptance:
     lines += allowances(plan.hosts)
     lines += [] if plan.rehearsal else shared_machines(summary.machines)
     lines += [] if plan.rehearsal else untested_gpus(plan.hosts, facts, summary.machines)
+    lines += stolen_time(facts)
     lines += summary.version_caveats
     lines += replaced_lines(summary.replaced)
     lines += waivers_summary(plan.waivers, summary.exceptions, plan.created)
@@ -173,6 +174,21 @@ def untested_gpus(
         variables = "rackproof_gpu_count, rackproof_gpu_devices"
         text = f"only some GPUs of these hosts are under test ({variables}): {join_names(partly, 5)}"
         yield SummaryLine(kind=LineKind.CAVEAT, title="GPUs not tested", text=text, values={"hosts": len(partly)})
+
+
+def stolen_time(facts: Mapping[str, HostFacts]) -> Iterator[SummaryLine]:
+    """Yield a caveat if the hypervisor of hosts took much time from their processors."""
+    found = [
+        f"{name[:MAX_NAME_LENGTH]} ({of_host.stolen[1] * 100:.0f} % in stage {of_host.stolen[0]})"
+        for name, of_host in facts.items()
+        if of_host.stolen
+    ]
+    if found:
+        text = (
+            f"the hypervisor took more than {MAX_STOLEN * 100:.0f} % of the time for which processors had work, so rates may be "
+            f"low or vary without a fault of the host: {join_names(found, 5)}"
+        )
+        yield SummaryLine(kind=LineKind.CAVEAT, title="Processor time stolen", text=text, values={"hosts": len(found)})
 
 
 def _names(names: Sequence[str], most: int) -> str:

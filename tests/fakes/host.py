@@ -86,6 +86,9 @@ FILES = {
     "proc/sys/kernel/numa_balancing": "0\n",
     "proc/sys/vm/zone_reclaim_mode": "0\n",
     "proc/cpuinfo": "".join(_PROCESSOR.format(number, clock) for number, clock in enumerate((800.0, 2000, 3800, 3800))),
+    "proc/stat": "cpu  400 40 60 9000 100 20 30 8 0 0\n"
+    + "".join(f"cpu{number} 100 10 15 2250 25 5 7 2 0 0\n" for number in range(4))
+    + "intr 1\n",
     "proc/loadavg": "1.52 0.93 0.71 3/4127 1893201\n",
     "proc/meminfo": "MemTotal:       2113404636 kB\nMemFree:        2051862404 kB\nMemAvailable:   2078127008 kB\n"
     "SwapTotal:       8388604 kB\nSwapFree:        8388600 kB\nHardwareCorrupted:     0 kB\n"
@@ -218,13 +221,48 @@ def build_tree(
     return root
 
 
-def add_pci_device(root: Path, address: str, vendor: str, kind: str) -> None:
-    """Add a device to the PCI bus, without a bridge above it."""
+def add_pci_device(root: Path, address: str, vendor: str, kind: str, above: str = "") -> None:
+    """Add a device to the PCI bus. `above` is the address of the bridge above it; empty: none."""
+    path = f"devices/pci0000:00/{above}/{address}" if above else f"devices/pci0000:00/{address}"
     for name, text in (("vendor", vendor), ("class", kind)):
-        _write(root / f"sys/devices/pci0000:00/{address}/{name}", f"{text}\n")
+        _write(root / f"sys/{path}/{name}", f"{text}\n")
     known = root / "sys/bus/pci/devices" / address
     known.parent.mkdir(parents=True, exist_ok=True)
-    known.symlink_to(f"../../../devices/pci0000:00/{address}")
+    known.symlink_to(f"../../../{path}")
+
+
+GPU_NODES = {"0008:01:00.0": 2, "0009:01:00.0": 10}
+"""PCI address of a GPU of `grace_files` -> the first of the eight NUMA nodes that the firmware reserves for it."""
+GRACE_NODE_KB, GPU_NODE_KB, GPU_FREE_KB = 501_000_000, 193_000_000, 190_000_000
+
+
+def grace_files(mode: str) -> dict[str, str]:
+    """Return path -> text of the files that show the memory of a Grace host with two processors and two GPUs.
+
+    `mode` is the mode of the driver: `numa`, or `driver` (CDMM). In the mode `numa`, the memory of each GPU is a NUMA node.
+    """
+    of_gpus = len(GPU_NODES) if mode == "numa" else 0
+    free = 2 * GRACE_NODE_KB - 8_000_000
+    files = {
+        "proc/meminfo": f"MemTotal:       {2 * GRACE_NODE_KB + of_gpus * GPU_NODE_KB} kB\n"
+        f"MemFree:        {free + of_gpus * GPU_FREE_KB} kB\nMemAvailable:   {free + of_gpus * GPU_FREE_KB} kB\n",
+        "proc/driver/nvidia/params": 'EnableUserNUMAManagement: 1\nCoherentGPUMemoryMode: ""\n',
+    }
+    for number in range(18):
+        size, left = (GRACE_NODE_KB, free // 2) if number < 2 else (0, 0)
+        if of_gpus and number in GPU_NODES.values():
+            size, left = GPU_NODE_KB, GPU_FREE_KB
+        node = f"sys/devices/system/node/node{number}"
+        files[f"{node}/meminfo"] = f"Node {number} MemTotal:       {size} kB\nNode {number} MemFree:        {left} kB\n"
+        files[f"{node}/cpulist"] = ("0-71\n", "72-143\n")[number] if number < 2 else "\n"
+    for address, number in GPU_NODES.items():
+        folder = f"proc/driver/nvidia/gpus/{address}"
+        files[f"{folder}/information"] = f"Bus Location: \t {address}\n"
+        if of_gpus:
+            files[f"{folder}/numa_status"] = (
+                f"Node:      {number}\nStatus:    online\nAddress:   100000000000\nSize:      2e00000000\n"
+            )
+    return files
 
 
 def write_program(path: Path, command: str) -> None:

@@ -35,7 +35,7 @@ def prepare(directory: str) -> dict[str, Any]:
 
     Keys: `work` (path of the subdirectory), `free` (bytes), `direct` (whether files can be written with O_DIRECT, which bypasses
     the page cache), `filesystem` (type), `pool` (equal for directories that may share their free space), `device` (the block
-    device; if there is none, the source of the mount), `model` and `disks` (see `disks_of`).
+    device; if there is none, the source of the mount), `model` (description of the disks) and `disks` (see `disks_of`).
 
     Raises:
         ValueError: `directory` is a file or a device.
@@ -129,9 +129,11 @@ def _unescape(text: str) -> str:
 
 
 def disks_of(number: int, source: str, root: Path = Path("/")) -> tuple[str, str, list[str]]:
-    """Return the block device of a file system, the models of the disks below it, and the names of these disks.
+    """Return the block device of a file system, a description of the disks below it, and the names of these disks.
 
-    For example `md0`, `2x SAMSUNG MZWLR`, `[nvme0n1, nvme1n1]`.
+    For example `md0`, `raid0 of 2x SAMSUNG MZWLR 3841 GB`, `[nvme0n1, nvme1n1]`. File systems with the same description can be
+    compared: they have equally many disks of the same models and sizes, in arrays of the same levels. The description is empty
+    if no disk has a model.
 
     All are empty if the file system has no block device in `/sys`. For an array, a volume or a partition, the disks are
     those that contain it.
@@ -146,23 +148,62 @@ def disks_of(number: int, source: str, root: Path = Path("/")) -> tuple[str, str
         device = root / "sys/class/block" / Path(os.path.realpath(source)).name
     if not device.exists():
         return "", "", []
-    name, pending, models = device.resolve().name, [device.resolve()], dict[str, set[str]]()
-    disks: set[str] = set()
+    name, kinds = device.resolve().name, dict[str, set[str]]()
+    level, pending = _of_btrfs(device.resolve(), root)
+    levels, disks = [level], set[str]()
     for _ in range(MAX_DEVICES):
         if not pending:
             break
         path = pending.pop()
-        if members := sorted((path / "slaves").glob("*")):
-            pending += [member.resolve() for member in members]
+        if members := [member.resolve() for member in sorted((path / "slaves").glob("*"))]:
+            levels.append(_level(path, members))
+            pending += members
             continue
         disk = path.parent if (path / "partition").exists() else path
         disks.add(disk.name)
-        with contextlib.suppress(OSError):
-            model = (disk / "device/model").read_text(encoding="utf-8", errors="replace")
-            models.setdefault(" ".join(model.split()), set()).add(disk.name)
-    counts = {model: len(names) for model, names in sorted(models.items()) if model}
-    text = ", ".join(model if count == 1 else f"{count}x {model}" for model, count in counts.items())
-    return name, text, sorted(disks)
+        if model := _text(disk / "device/model"):
+            levels.append(_text(disk / "device/raid_level").replace("N/A", ""))  # of a RAID controller's volume
+            kinds.setdefault(f"{model}{_size(disk)}", set()).add(disk.name)
+    counts = {kind: len(names) for kind, names in sorted(kinds.items())}
+    text = ", ".join(kind if count == 1 else f"{count}x {kind}" for kind, count in counts.items())
+    arrays = " over ".join(dict.fromkeys(filter(None, levels)))
+    return name, f"{arrays} of {text}" if arrays and text else text, sorted(disks)
+
+
+def _of_btrfs(device: Path, root: Path) -> tuple[str, list[Path]]:
+    """Return level and devices of a btrfs file system on several devices; for another file system, no level and `device`."""
+    for found in (root / "sys/fs/btrfs").glob(f"*/devices/{device.name}"):
+        members, data = sorted(found.parent.glob("*")), found.parent.parent / "allocation/data"
+        if len(members) > 1:
+            levels = sorted(path.name for path in data.glob("*") if path.is_dir())  # several while they are converted
+            return f"btrfs {'+'.join(levels)}", [member.resolve() for member in members]
+    return "", [device]
+
+
+def _level(path: Path, members: list[Path]) -> str:
+    """Return how a device spreads its data over its members: the level of an array, such as `raid0`; empty for one member.
+
+    The kernel lists no level of an LVM volume. Instead, its kind and its optimal size of a transfer are returned: the size of one
+    stripe over all members that hold data.
+    """
+    level = _text(path / "md/level")
+    if level or len(members) < 2:
+        return level
+    images = any(re.search(r"_[rm]image_\d+$", _text(member / "dm/name")) for member in members)
+    stripe = _text(path / "queue/optimal_io_size").lstrip("0")
+    return ("RAID" if images else "volume") + (f" with stripes of {stripe} B" if stripe else "")
+
+
+def _size(disk: Path) -> str:
+    sectors = _text(disk / "size")  # in units of 512 bytes, whatever the size of the disk's blocks
+    return f" {int(sectors) * 512 / 1e9:.0f} GB" if sectors.isdecimal() else ""
+
+
+def _text(path: Path) -> str:
+    """Return the content of a file in one line; empty if the file cannot be read."""
+    with contextlib.suppress(OSError):
+        return " ".join(path.read_text(encoding="utf-8", errors="replace").split())
+    return ""
 
 
 def main(action: str, directory: str, *names: str) -> None:

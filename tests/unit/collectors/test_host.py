@@ -29,6 +29,7 @@ from collectors.virtual import has_hypervisor_flag
 from tests.fakes import host
 
 GIB = 1 << 30
+TICKS = os.sysconf("SC_CLK_TCK")
 Readings = dict[str, Value | Absent]
 MC0, DIMM0 = "sys/devices/system/edac/mc/mc0", "sys/devices/system/edac/mc/mc0/dimm0"
 
@@ -87,6 +88,8 @@ def test_healthy_host_reports_all_fast_readings(tmp_path: Path) -> None:
         "host.kernel.command_line": "ro intel_iommu=on iommu=pt pci=realloc=off",
         "host.iommu.options": "intel_iommu=on iommu=pt",
         "host.oom_kills": 3,
+        "host.cpu.busy": 550 / TICKS / 4,
+        "host.cpu.stolen": 8 / TICKS / 4,
         "host.pressure.cpu": 0.015,
         "host.pressure.memory": 0.0,
         "host.pressure.io": 0.0025,
@@ -203,6 +206,60 @@ def test_invalid_count_is_an_error(tmp_path: Path, healthy: Readings, text: str)
     absent = values["host.memory.ecc_uncorrected mc=mc0"]
     assert isinstance(absent, Absent)
     assert absent.status == "error"
+
+
+OF_MEMORY = ("host.memory.total", "host.memory.available", "host.memory.usable_share", "host.numa.")
+
+
+def memory_readings(root: Path, files: Mapping[str, str | None]) -> Readings:
+    values = readings(host.build_tree(root, files=files), full_snapshot=True)
+    return {name: value for name, value in values.items() if name.startswith(OF_MEMORY)}
+
+
+def test_memory_of_a_grace_host_is_the_same_in_both_modes_of_the_driver(tmp_path: Path) -> None:
+    observed = {mode: memory_readings(tmp_path / mode, host.grace_files(mode)) for mode in ("numa", "driver")}
+    assert observed["numa"] == observed["driver"]
+    node, free = host.GRACE_NODE_KB * 1024, (host.GRACE_NODE_KB - 4_000_000) * 1024
+    assert observed["numa"] == observed["numa"] | {
+        "host.memory.total": 2 * node,
+        "host.memory.available": 2 * free,
+        "host.numa.count": 2,
+        **{f"host.numa.memory_total numa={number}": node for number in (0, 1)},
+        **{f"host.numa.memory_free numa={number}": free for number in (0, 1)},
+    }
+
+
+@pytest.mark.parametrize(
+    ("files", "nodes"),
+    [
+        ({}, {0, 1}),
+        # The driver reports -1 until it has made the memory a NUMA node, which until then is empty.
+        ({f"proc/driver/nvidia/gpus/{address}/numa_status": "Node:      -1\nStatus:    offline\n" for address in host.GPU_NODES}
+         | {f"sys/devices/system/node/node{number}/meminfo": f"Node {number} MemTotal:       0 kB\n"
+            for number in host.GPU_NODES.values()}, {0, 1}),
+        # A GPU that uses the memory of its processor, as in DGX Spark: this memory belongs to the host too.
+        ({"proc/driver/nvidia/gpus/0008:01:00.0/numa_status": "Node:      1\nStatus:    online\n"}, {0, 1, 2}),
+        # Nodes of which it is not known that they are GPU memory count as memory of the host, such as a CXL memory module.
+        ({"proc/driver/nvidia/gpus/0009:01:00.0/numa_status": None}, {0, 1, 10}),
+        ({"proc/driver/nvidia/gpus/0009:01:00.0/numa_status": "?\n"}, {0, 1, 10}),
+        ({"sys/devices/system/node/node10/cpulist": None}, {0, 1, 10}),
+        # A processor without memory: its modules have failed.
+        ({"sys/devices/system/node/node1/meminfo": "Node 1 MemTotal:       0 kB\n"}, {0, 1}),
+    ],
+)  # fmt: skip
+def test_only_gpu_memory_and_empty_nodes_without_processors_are_left_out(
+    tmp_path: Path, files: Mapping[str, str | None], nodes: set[int]
+) -> None:
+    values = memory_readings(tmp_path, {**host.grace_files("numa"), **files})
+    assert values["host.numa.count"] == len(nodes)
+    listed = {int(name.partition("=")[2]) for name in values if name.startswith("host.numa.memory_total ")}
+    assert listed == nodes
+
+
+def test_memory_of_the_host_is_unknown_if_that_of_a_gpu_cannot_be_read(tmp_path: Path) -> None:
+    values = memory_readings(tmp_path, host.grace_files("numa") | {"sys/devices/system/node/node2/meminfo": "?\n"})
+    for name in ("host.memory.total", "host.memory.available", "host.memory.usable_share"):
+        assert isinstance(values[name], Absent), name
 
 
 def test_missing_hardware_of_a_minimal_host_is_not_an_error(tmp_path: Path) -> None:

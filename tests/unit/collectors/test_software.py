@@ -25,6 +25,8 @@ PROPRIETARY_MODULE = (
 )
 LIBRARY = "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"
 
+NO_COHERENT_GPU = Absent.unsupported("no GPU is attached to its processor by NVLink-C2C, as far as the PCI bus shows")
+
 
 def readings(root: Path, *, full_snapshot: bool = True) -> Readings:
     """Return name of the reading without `software.` -> value."""
@@ -47,6 +49,7 @@ def test_healthy_host_reports_all_readings(healthy: Readings) -> None:
     assert healthy == {
         "driver_module.version": host.DRIVER,
         "driver_module.open": True,
+        "driver_module.gpu_memory": NO_COHERENT_GPU,
         "driver_library.version": host.DRIVER,
         "driver_library.matches": True,
         "nccl.version": "2.28.9",
@@ -89,6 +92,31 @@ def test_fabric_manager_of_another_version_does_not_match(tmp_path: Path, health
         "fabric_manager.version": "570.86.15",
         "fabric_manager.matches": False,
     }
+
+
+@pytest.mark.parametrize("parameter", ["", "numa", "driver"])
+@pytest.mark.parametrize(
+    ("mode", "files", "bridge", "expected"),
+    [
+        ("numa", {}, host.NVIDIA, "numa"),
+        ("numa", {}, "0x1b36", "numa"),  # a virtual machine, which has a port of QEMU above the GPU
+        ("driver", {}, host.NVIDIA, "driver"),
+        ("driver", {}, "0x1b36", NO_COHERENT_GPU),
+        ("driver", {"proc/driver/nvidia/gpus/0009:01:00.0/information": None}, host.NVIDIA,
+         Absent.unsupported("/proc/driver/nvidia/gpus does not list every GPU")),
+    ],
+)  # fmt: skip
+def test_mode_of_gpu_memory_follows_from_its_effect_and_not_from_the_parameter(
+    tmp_path: Path, parameter: str, mode: str, files: Mapping[str, str | None], bridge: str, expected: Value | Absent
+) -> None:
+    """Since R615, a driver whose parameter is not set uses CDMM. On hosts without coherent GPUs, the parameter has no effect."""
+    params = {"proc/driver/nvidia/params": f'CoherentGPUMemoryMode: "{parameter}"\n'}
+    root = host.build_tree(tmp_path, gpus=0, files={**host.grace_files(mode), **params, **files})
+    for address in host.GPU_NODES:
+        port = f"{address[:4]}:00:00.0"
+        host.add_pci_device(root, port, bridge, "0x060400")
+        host.add_pci_device(root, address, host.NVIDIA, host.CONTROLLER_3D, above=port)
+    assert readings(root)["driver_module.gpu_memory"] == expected
 
 
 def test_missing_driver_is_not_a_mismatch(tmp_path: Path, healthy: Readings) -> None:

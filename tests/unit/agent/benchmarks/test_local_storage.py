@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -207,23 +208,131 @@ def test_mount_of_a_path_is_the_last_mount_with_the_longest_prefix(path: str, ex
     assert mount_of(f"{MOUNTS}garbage\n", path) == expected
 
 
-def test_models_of_all_disks_below_an_array_are_found(tmp_path: Path) -> None:
-    block = tmp_path / "sys/devices/block"
-    for name in ("nvme0n1", "nvme1n1"):
-        part = block / name / f"{name}p1"
-        part.mkdir(parents=True)
-        (part / "partition").write_text("1\n")
-        (block / name / "device").mkdir()
-        (block / name / "device/model").write_text("SAMSUNG MZWLR3T8   \n")
-        slaves = block / "md0/slaves"
-        slaves.mkdir(parents=True, exist_ok=True)
-        (slaves / f"{name}p1").symlink_to(part)
-    numbers = tmp_path / "sys/dev/block"
-    numbers.mkdir(parents=True)
-    (numbers / "9:0").symlink_to(block / "md0")
-    (numbers / "259:1").symlink_to(block / "nvme0n1/nvme0n1p1")
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+class BlockDevices:
+    """A `/sys` with disks, and devices on them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self._block = root, root / "sys/devices/block"
+        (root / "sys/class/block").mkdir(parents=True)
+
+    def disks(
+        self, count: int, model: str = "SAMSUNG MZWLR3T8   \n", size: int = 7_501_476_528, **files: str
+    ) -> list[str]:
+        """Add disks with one partition each, and return the names of the partitions. `files`: file in `device` -> text."""
+        first = len(list(self._block.glob("nvme*")))
+        names = [f"nvme{number}n1" for number in range(first, first + count)]
+        for name in names:
+            write(self._block / name / f"{name}p1/partition", "1\n")
+            write(self._block / name / "size", f"{size}\n")
+            for file, text in {"model": model, **files}.items():
+                write(self._block / name / "device" / file, text)
+            self._link(f"{name}p1", self._block / name / f"{name}p1")
+        return [f"{name}p1" for name in names]
+
+    def device(self, name: str, members: list[str], files: dict[str, str]) -> str:
+        """Add a device on other devices, and return its name."""
+        for member in members:
+            slave = self._block / name / "slaves" / member
+            slave.parent.mkdir(parents=True, exist_ok=True)
+            slave.symlink_to((self.root / "sys/class/block" / member).resolve())
+        for file, text in files.items():
+            write(self._block / name / file, text)
+        self._link(name, self._block / name)
+        return name
+
+    def description(self, name: str) -> str:
+        found, text, _ = disks_of(os.makedev(0, 45), f"/dev/{name}", self.root)
+        assert found == name
+        return text
+
+    def _link(self, name: str, path: Path) -> None:
+        (self.root / "sys/class/block" / name).symlink_to(path)
+
+
+def array(root: Path, level: str, count: int, **disk: Any) -> str:
+    devices = BlockDevices(root)
+    return devices.description(devices.device("md0", devices.disks(count, **disk), {"md/level": f"{level}\n"}))
+
+
+def striped(root: Path, count: int, optimal: int) -> str:
+    devices = BlockDevices(root)
+    files = {"dm/name": "vg-scratch\n", "queue/optimal_io_size": f"{optimal}\n"}
+    return devices.description(devices.device("dm-0", devices.disks(count), files))
+
+
+def lvm_raid(root: Path, count: int, optimal: int) -> str:
+    devices = BlockDevices(root)
+    legs = [
+        devices.device(f"dm-{number}", [part], {"dm/name": f"vg-scratch_rimage_{number}\n"})
+        for number, part in enumerate(devices.disks(count))
+    ]
+    return devices.description(devices.device("dm-9", legs, {"queue/optimal_io_size": f"{optimal}\n"}))
+
+
+def btrfs(root: Path, level: str, count: int) -> str:
+    devices = BlockDevices(root)
+    names = devices.disks(count)
+    for name in names:
+        link = root / "sys/fs/btrfs/c0ffee/devices" / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to((root / "sys/class/block" / name).resolve())
+    write(root / f"sys/fs/btrfs/c0ffee/allocation/data/{level}/used_bytes", "0\n")
+    write(root / "sys/fs/btrfs/c0ffee/allocation/data/flags", "1\n")
+    return devices.description(names[0])
+
+
+def controller(root: Path, level: str, **disk: Any) -> str:
+    devices = BlockDevices(root)
+    return devices.description(*devices.disks(1, model="LOGICAL VOLUME\n", raid_level=f"{level}\n", **disk))
+
+
+SIZE = 7_501_476_528
+DESCRIPTIONS: dict[str, Callable[[Path], str]] = {
+    "SAMSUNG MZWLR3T8 3841 GB": lambda root: one_disk(root),
+    "raid0 of 2x SAMSUNG MZWLR3T8 3841 GB": lambda root: array(root, "raid0", 2),
+    "raid1 of 2x SAMSUNG MZWLR3T8 3841 GB": lambda root: array(root, "raid1", 2),
+    "raid10 of 4x SAMSUNG MZWLR3T8 3841 GB": lambda root: array(root, "raid10", 4),
+    "raid5 of 4x SAMSUNG MZWLR3T8 3841 GB": lambda root: array(root, "raid5", 4),
+    "raid5 of 3x SAMSUNG MZWLR3T8 3841 GB": lambda root: array(root, "raid5", 3),
+    "raid5 of 3x SAMSUNG MZWLR3T8 1920 GB": lambda root: array(root, "raid5", 3, size=SIZE // 2),
+    "volume with stripes of 131072 B of 2x SAMSUNG MZWLR3T8 3841 GB": lambda root: striped(root, 2, 131072),
+    "volume of 2x SAMSUNG MZWLR3T8 3841 GB": lambda root: striped(root, 2, 0),
+    "RAID of 2x SAMSUNG MZWLR3T8 3841 GB": lambda root: lvm_raid(root, 2, 0),
+    "RAID with stripes of 131072 B of 4x SAMSUNG MZWLR3T8 3841 GB": lambda root: lvm_raid(root, 4, 131072),
+    "RAID with stripes of 196608 B of 4x SAMSUNG MZWLR3T8 3841 GB": lambda root: lvm_raid(root, 4, 196608),
+    "btrfs raid0 of 2x SAMSUNG MZWLR3T8 3841 GB": lambda root: btrfs(root, "raid0", 2),
+    "btrfs raid1 of 2x SAMSUNG MZWLR3T8 3841 GB": lambda root: btrfs(root, "raid1", 2),
+    "RAID 5 of LOGICAL VOLUME 3841 GB": lambda root: controller(root, "RAID 5"),
+    "RAID 1(+0) of LOGICAL VOLUME 3841 GB": lambda root: controller(root, "RAID 1(+0)"),
+    "LOGICAL VOLUME 3841 GB": lambda root: controller(root, "N/A"),
+    "": lambda root: array(root, "raid0", 2, model=""),
+}
+"""Description of the disks -> a function that builds them in a directory, and returns what `disks_of` found."""
+
+
+def one_disk(root: Path) -> str:
+    devices = BlockDevices(root)
+    return devices.description(*devices.disks(1))
+
+
+@pytest.mark.parametrize("expected", DESCRIPTIONS)
+def test_description_tells_arrays_of_another_level_or_number_or_size_of_disks_apart(
+    tmp_path: Path, expected: str
+) -> None:
+    assert DESCRIPTIONS[expected](tmp_path) == expected
+
+
+def test_disks_below_an_array_are_found_by_its_number(tmp_path: Path) -> None:
+    array(tmp_path, "raid0", 2)
+    link = tmp_path / "sys/dev/block/9:0"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(tmp_path / "sys/devices/block/md0")
     assert disks_of(os.makedev(9, 0), "", tmp_path) == (
-        "md0", "2x SAMSUNG MZWLR3T8", ["nvme0n1", "nvme1n1"]
+        "md0", "raid0 of 2x SAMSUNG MZWLR3T8 3841 GB", ["nvme0n1", "nvme1n1"]
     )  # fmt: skip
-    assert disks_of(os.makedev(259, 1), "", tmp_path) == ("nvme0n1p1", "SAMSUNG MZWLR3T8", ["nvme0n1"])
     assert disks_of(os.makedev(0, 45), "10.0.0.1:/export", tmp_path) == ("", "", [])

@@ -46,7 +46,10 @@ def criterion(**fields: object) -> Criterion:
 
 
 def relative_verdicts(
-    criterion: Criterion, shares: dict[str, tuple[float, float]], part_numbers: Mapping[str, str] = MappingProxyType({})
+    criterion: Criterion,
+    shares: dict[str, tuple[float, float]],
+    part_numbers: Mapping[str, str] = MappingProxyType({}),
+    products: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[tuple[str, str], Verdict]:
     """Return (host, scope) -> verdict.
 
@@ -54,6 +57,7 @@ def relative_verdicts(
         criterion: the only criterion.
         shares: host -> factors of the rates of its two GPUs.
         part_numbers: host -> part number of its GPUs. The GPUs of hosts that are not listed report no part number.
+        products: host -> its product name. Hosts that are not listed report none.
     """
     plan = small_plan(*shares)
     evidence = {}
@@ -66,7 +70,8 @@ def relative_verdicts(
                 else item
                 for item in record.observations
             )
-            return with_part_number(replace(record, observations=observed), part_numbers.get(host, ""))
+            record = with_part_number(replace(record, observations=observed), part_numbers.get(host, ""))
+            return with_reading(record, "host.system.product", {"host": products[host]}) if host in products else record
 
         evidence[host] = Evidence(records=tuple(map(share, builders.records(plan, host))))
     packs = (Pack(name="h200-sxm", gpu_names=("NVIDIA H200",), criteria=(criterion,)),)
@@ -75,9 +80,14 @@ def relative_verdicts(
 
 def with_part_number(record: Record, part_number: str) -> Record:
     """Return the record with this part number of both GPUs in all snapshots, or unchanged if `part_number` is empty."""
-    metric = Metric(name="gpu.part_number", unit="1", values=dict.fromkeys(("gpu=0", "gpu=1"), part_number))
-    added = (metric,) if part_number else ()
-    snapshots = tuple(replace(taken, metrics=(*taken.metrics, *added)) for taken in record.snapshots)
+    values = dict.fromkeys(("gpu=0", "gpu=1"), part_number)
+    return with_reading(record, "gpu.part_number", values) if part_number else record
+
+
+def with_reading(record: Record, name: str, values: Mapping[str, str]) -> Record:
+    """Return the record with this reading in all snapshots."""
+    metric = Metric(name=name, unit="1", values=dict(values))
+    snapshots = tuple(replace(taken, metrics=(*taken.metrics, metric)) for taken in record.snapshots)
     return replace(record, snapshots=snapshots)
 
 
@@ -188,6 +198,51 @@ def test_gpus_without_part_number_are_compared_with_all_gpus_of_the_model(unknow
     verdicts = relative_verdicts(MEMORY, rates, numbers)
     assert [position for position, item in verdicts.items() if item.verdict == FAIL] == [("h5", "gpu=0")]
     assert "over 12 GPUs" in verdicts["h0", "gpu=0"].detail
+
+
+OF_HOST = criterion(
+    name="host_copy.bandwidth",
+    where={"sharing": "alone", "direction": "host_to_device"},
+    unit="B/s",
+    fleet_fraction=0.90,
+    optional=True,
+)
+
+
+@pytest.mark.parametrize("hosts", [3, 8])
+def test_figures_of_the_host_are_compared_with_hosts_of_the_same_product(hosts: int) -> None:
+    """Hosts of the second product have 30 % slower PCIe links. Of each product, one host is 20 % slower than the others."""
+    first = normal_factors(hosts)
+    second = {f"other-{host}": (one * 0.7, two * 0.7) for host, (one, two) in first.items()}
+    products = {**dict.fromkeys(first, "PowerEdge XE9680"), **dict.fromkeys(second, "SYS-821GE-TNHR")}
+    assert set(of_verdict(FAIL, relative_verdicts(OF_HOST, {**first, **second}, products=products))) == set()
+    first["h1"], second["other-h1"] = (0.8, 1.0), (0.7, 0.56)
+    verdicts = relative_verdicts(OF_HOST, {**first, **second}, products=products)
+    assert set(of_verdict(FAIL, verdicts)) == {("h1", "gpu=0"), ("other-h1", "gpu=1")}
+    assert f"over {2 * hosts} GPUs" in verdicts["other-h1", "gpu=1"].detail
+
+
+@pytest.mark.parametrize(("odd", "judged"), [(1, False), (2, True)])
+def test_hosts_of_a_rare_product_are_not_compared_with_those_of_another_product(odd: int, judged: bool) -> None:
+    """The GPUs of two hosts are enough for a comparison, those of one host are not."""
+    rare = {f"odd{number}": (0.7, 0.7) for number in range(odd)}
+    rates = {**normal_factors(4), **rare}
+    products = {host: "odd" if host in rare else "usual" for host in rates}
+    verdicts = relative_verdicts(OF_HOST, rates, products=products)
+    assert of_verdict(FAIL, verdicts) == {}
+    assert (("odd0", "gpu=0") in verdicts) is judged
+
+
+def test_figures_of_gpus_are_compared_over_all_products_and_unknown_products_with_each_other() -> None:
+    rates = {**normal_factors(4), "odd0": (0.7, 0.7)}
+    products = {host: "odd" if host == "odd0" else "usual" for host in rates}
+    of_gpu = relative_verdicts(criterion(fleet_fraction=0.9), rates, products=products)
+    assert {host for host, _ in of_verdict(FAIL, of_gpu)} == {"odd0"}
+    assert {host for host, _ in of_verdict(FAIL, relative_verdicts(OF_HOST, rates))} == {"odd0"}
+
+
+def of_verdict(kind: str, verdicts: Mapping[tuple[str, str], Verdict]) -> dict[tuple[str, str], Verdict]:
+    return {position: item for position, item in verdicts.items() if item.verdict == kind}
 
 
 PACK = """\

@@ -10,12 +10,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fleet.judge.criteria import read_packs
+from fleet.judge.evidence import Evidence
 from fleet.records.load import load
-from fleet.report.facts import HostFacts
+from fleet.report.facts import BUSY, STOLEN, HostFacts
 from fleet.report.html.page import render_html
 from fleet.report.markdown import render_markdown
 from fleet.report.merge import merge
@@ -25,7 +27,7 @@ from schemas import documents
 from schemas.catalogue import BENCHMARKS
 from schemas.errors import RunError
 from schemas.plans import Plan
-from schemas.records import Observation, to_json
+from schemas.records import Metric, Observation, Snapshot, to_json
 from schemas.reports import FleetReport
 from tests import ROOT, builders
 from tests.accepted import rackproof
@@ -59,6 +61,44 @@ def write_run(directory: Path, plan: Plan) -> None:
 def report_of(directory: Path) -> FleetReport:
     loaded = load(directory)
     return merge(loaded.plan, loaded.evidence, PACKS, events=loaded.events, quarantined=loaded.quarantined)
+
+
+def stolen_caveat(*snapshots: tuple[str, Any, Any]) -> str:
+    """Return the caveat on stolen processor time of host h2. Each snapshot: stage, seconds busy and stolen since boot."""
+    plan = builders.plan("h1", "h2")
+    evidence, added = builders.evidence(plan), []
+    for stage, *values in snapshots:
+        metrics = tuple(
+            Metric(name=name, unit="s", values={} if value is None else {"host": value})
+            for name, value in zip((BUSY, STOLEN), values, strict=True)
+        )
+        added.append(Snapshot(stage=stage, phase="during", at=builders.WHEN, duration_s=0.1, metrics=metrics))
+    *others, last = evidence["h2"].records
+    evidence["h2"] = Evidence(records=(*others, replace(last, snapshots=(*last.snapshots, *added))))
+    report = merge(plan, evidence, PACKS)
+    return "".join(line.text for line in report.acceptance.lines if line.title == "Processor time stolen")
+
+
+@pytest.mark.parametrize(
+    ("snapshots", "share"),
+    [
+        ([("benchmark", 100.0, 5.0), ("benchmark", 180.0, 25.0)], "h2 (20 % in stage benchmark)"),
+        ([("benchmark", 100.0, 5.0), ("benchmark", 150.0, 5.1), ("benchmark", 180.0, 25.0)], "h2 (20 % in stage benchmark)"),
+        ([("gang", 100.0, 5.0), ("gang", 180.0, 25.0), ("soak", 200.0, 25.0), ("soak", 250.0, 75.0)], "h2 (50 % in stage soak)"),
+        ([("benchmark", 100.0, 5.0), ("benchmark", 190.0, 15.0)], ""),  # 10 % is the limit
+        ([("benchmark", 100.0, 900.0), ("benchmark", 180.0, 900.0)], ""),  # stolen before the run
+        ([("gang", 100.0, 5.0), ("benchmark", 180.0, 25.0)], ""),  # one snapshot of each stage
+        ([("benchmark", 100.0, 25.0), ("benchmark", 20.0, 5.0)], ""),  # a reboot
+        ([("benchmark", 100.0, None), ("benchmark", 180.0, None)], ""),
+        ([("benchmark", 100.0, 0.0), ("benchmark", 100.0, 0.0)], ""),
+    ],
+)  # fmt: skip
+def test_stolen_processor_time_of_a_stage_above_the_limit_is_a_caveat(
+    snapshots: list[tuple[str, Any, Any]], share: str
+) -> None:
+    text = stolen_caveat(*snapshots)
+    assert text.endswith(share)
+    assert bool(text) == bool(share)
 
 
 def test_accepted_run_exits_0_and_writes_its_reports(run: Path) -> None:
