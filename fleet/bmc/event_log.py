@@ -12,6 +12,7 @@ from itertools import pairwise
 
 from fleet.bmc.client import MAX_PAGES, RedfishSession, Resource
 from fleet.bmc.health import OK, standard
+from fleet.bmc.own_load import is_own_load
 from fleet.bmc.target import BmcError, clean_text
 
 EMPTY = "none"
@@ -31,7 +32,11 @@ _OTHER_LOGS = ("dump", "journal", "audit", "security", "lclog", "postcode", "hos
 
 @dataclass(frozen=True, kw_only=True)
 class LogEntry:
-    """One entry. Its severity is None if the service reports no severity, or an unknown one."""
+    """One entry.
+
+    Its severity is None if the service reports no severity, or an unknown one. The severity is OK if the entry reports the end of
+    a condition, or a load of the BMC itself (`own_load.py`).
+    """
 
     id: str
     created: str
@@ -222,11 +227,12 @@ def _entry(session: RedfishSession, item: object) -> LogEntry | None:
     whole = item if len(item) > 1 else session.get(item.get("@odata.id"))
     if whole is None:
         return None
+    severity = standard(whole.get("Severity"))
     is_deassertion = str(whole.get("EntryCode", "")).lower().startswith("deassert")
     return LogEntry(
         id=clean_text(whole.get("Id", ""), 60),
         created=clean_text(whole.get("Created", ""), 40),
-        severity=OK if is_deassertion else standard(whole.get("Severity")),
+        severity=OK if is_deassertion or is_own_load(whole, severity) else severity,
         message=clean_text(whole.get("Message") or whole.get("MessageId") or "no text"),
     )
 

@@ -430,6 +430,47 @@ def test_entry_that_ends_a_condition_is_ok_and_a_missing_severity_is_an_error(ce
     assert len(text) < 400
 
 
+HOST_LOG, MANAGER_LOG = f"{V1}/Systems/HGX_Baseboard_0", f"{V1}/Managers/HGX_BMC_0"
+THRESHOLD, RESOURCES = "OpenBMC.0.4.SensorThreshold", "OpenBMC.0.4.BMCSystemResourceInfo"
+
+
+@pytest.mark.parametrize(
+    ("owner", "message_id", "argument", "severity", "expected"),
+    [
+        (MANAGER_LOG, f"{THRESHOLD}WarningHighGoingHigh", "CPU", "Warning", "OK"),
+        (MANAGER_LOG, f"{THRESHOLD}WarningHighGoingHigh", "ProcessCPU_pldmd", "Warning", "OK"),
+        (MANAGER_LOG, f"{THRESHOLD}CriticalHighGoingHigh", "ProcessCPU_bmcweb", "Critical", "OK"),
+        (MANAGER_LOG, f"{THRESHOLD}WarningLowGoingLow", "Memory_Available", "Warning", "OK"),
+        (MANAGER_LOG, f"{THRESHOLD}WarningLowGoingLow", "Storage_RW", "Warning", "OK"),
+        (MANAGER_LOG, RESOURCES, "CPU", "Warning", "OK"),
+        (MANAGER_LOG, RESOURCES, " Storage", "Warning", "OK"),
+        (HOST_LOG, RESOURCES, "Storage", "Warning", "OK"),
+        # A BMC without memory or storage can lose log entries.
+        (MANAGER_LOG, f"{THRESHOLD}CriticalLowGoingLow", "Memory_Available", "Critical", "Critical"),
+        (MANAGER_LOG, RESOURCES, "Storage_RW", "Critical", "Critical"),
+        # A worn flash memory is a fault.
+        (MANAGER_LOG, RESOURCES, "EMMC_Lifetime", "Warning", "Warning"),
+        (MANAGER_LOG, f"{THRESHOLD}WarningHighGoingHigh", "EMMC_Lifetime", "Warning", "Warning"),
+        # Sensors of the host
+        (HOST_LOG, f"{THRESHOLD}WarningHighGoingHigh", "CPU", "Warning", "Warning"),
+        (MANAGER_LOG, f"{THRESHOLD}WarningHighGoingHigh", "CPU_0_Temp", "Warning", "Warning"),
+        (MANAGER_LOG, f"{THRESHOLD}WarningHighGoingHigh", "StorageBackplane_1_SSD_3_Temp_0", "Warning", "Warning"),
+        (MANAGER_LOG, "ResourceEvent.1.0.ResourceErrorsDetected", "CPU", "Critical", "Critical"),
+        (MANAGER_LOG, f"{THRESHOLD}WarningHighGoingHigh", None, "Warning", "Warning"),
+    ],
+)  # fmt: skip
+def test_load_of_the_bmc_itself_is_no_fault_of_the_host(
+    certificate: Path, owner: str, message_id: str, argument: str | None, severity: str, expected: str
+) -> None:
+    """The entries are those of a GB200 (mock-up in github.com/NVIDIA/libredfish)."""
+    more = {"@odata.id": f"{owner}/LogServices/EventLog/Entries/2", "MessageId": message_id}
+    arguments = {"MessageArgs": [argument, "80.419451", "80.000000"]} if argument else {}
+    entries = [bmc.entry(1), bmc.entry(2, "a threshold", severity, **more, **arguments)]
+    with service(certificate, log_of(entries)) as served:
+        metrics = read(served.target(certificate), {LOG: f"1 {entries[0]['Created']}"})
+    assert values(metrics, "event.severity") == {f"{LOG},entry=2": expected}
+
+
 # ---- services that cannot be read ----
 
 
