@@ -306,6 +306,42 @@ def test_only_new_entries_of_a_log_are_read(certificate: Path, newest_first: boo
     assert len(requests) <= 3
 
 
+def login(number: int) -> dict[str, Any]:
+    """Return an entry that a DGX H100 logs when a Redfish session ends (mock-up in github.com/NVIDIA/libredfish)."""
+    session = f"{V1}/SessionService/Sessions/{number}"
+    text = f"The resource at {session} was successfully removed."
+    return bmc.entry(number, text, "OK", MessageId="EventLog.1.0.ResourceRemoved", EntryCode="Informational")
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+@pytest.mark.parametrize("page_size", [0, 50, 1000])
+def test_entries_of_severity_ok_neither_count_nor_hide_an_older_error(
+    certificate: Path, newest_first: bool, page_size: int
+) -> None:
+    entries = [bmc.entry(1), bmc.entry(2, "AC lost", "Critical"), *map(login, range(3, 2000))]
+    listed = [*reversed(entries)] if newest_first else entries
+    with service(certificate, log_of(listed, page_size=page_size)) as served:
+        metrics = read(served.target(certificate), {LOG: f"1 {entries[0]['Created']}"})
+    assert values(metrics, "log.newest") == {LOG: f"1999 {entries[-1]['Created']}"}
+    assert values(metrics, "log.new_entries") == {LOG: 1}
+    assert values(metrics, "event.severity") == {f"{LOG},entry=2": "Critical"}
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+@pytest.mark.parametrize(("page_size", "number"), [(10, 641), (1000, 20_001)])
+def test_log_with_more_new_entries_than_can_be_read_is_an_error(
+    certificate: Path, newest_first: bool, page_size: int, number: int
+) -> None:
+    """The entry of the mark is further back than 64 pages or 20 000 entries."""
+    entries = [bmc.entry(0), *map(login, range(1, number + 1))]
+    listed = [*reversed(entries)] if newest_first else entries
+    with service(certificate, log_of(listed, page_size=page_size)) as served:
+        metrics = read(served.target(certificate), {LOG: f"0 {entries[0]['Created']}"})
+    expected = "error: the log has more than 64 pages or 20000 entries since the previous reading: save and clear it"
+    assert metrics["bmc.log.new_entries"].absent == {LOG: expected}
+    assert values(metrics, "readable") == {"host": True}
+
+
 def test_long_log_of_a_service_that_ignores_skip_is_an_error(certificate: Path) -> None:
     """The service returns its first page whatever `$skip` (the number of entries to skip) is."""
     first = {
@@ -417,12 +453,13 @@ def test_entry_that_ends_a_condition_is_ok_and_a_missing_severity_is_an_error(ce
         bmc.entry(2, "AC lost", "Critical", EntryCode="Assert"),
         bmc.entry(3, "AC lost", "Critical", EntryCode="Deassert"),
         bmc.entry(4, "what", None),
-        bmc.entry(5, "text\x1b[2J\u202e" + 2000 * "x", "informational"),
+        bmc.entry(5, "text\x1b[2J\u202e" + 2000 * "x", "minor"),
+        bmc.entry(6, "Fan inserted", "informational"),
     ]
     with service(certificate, log_of(entries)) as served:
         metrics = read(served.target(certificate), {LOG: f"1 {entries[0]['Created']}"})
     assert values(metrics, "event.severity") == {
-        f"{LOG},entry=5": "OK", f"{LOG},entry=3": "OK", f"{LOG},entry=2": "Critical",
+        f"{LOG},entry=5": "Warning", f"{LOG},entry=2": "Critical",
     }  # fmt: skip
     assert metrics["bmc.event.severity"].absent == {f"{LOG},entry=4": "error: the BMC reports no severity of the entry"}
     text = str(values(metrics, "event.message")[f"{LOG},entry=5"])
@@ -437,14 +474,14 @@ THRESHOLD, RESOURCES = "OpenBMC.0.4.SensorThreshold", "OpenBMC.0.4.BMCSystemReso
 @pytest.mark.parametrize(
     ("owner", "message_id", "argument", "severity", "expected"),
     [
-        (MANAGER_LOG, f"{THRESHOLD}WarningHighGoingHigh", "CPU", "Warning", "OK"),
-        (MANAGER_LOG, f"{THRESHOLD}WarningHighGoingHigh", "ProcessCPU_pldmd", "Warning", "OK"),
-        (MANAGER_LOG, f"{THRESHOLD}CriticalHighGoingHigh", "ProcessCPU_bmcweb", "Critical", "OK"),
-        (MANAGER_LOG, f"{THRESHOLD}WarningLowGoingLow", "Memory_Available", "Warning", "OK"),
-        (MANAGER_LOG, f"{THRESHOLD}WarningLowGoingLow", "Storage_RW", "Warning", "OK"),
-        (MANAGER_LOG, RESOURCES, "CPU", "Warning", "OK"),
-        (MANAGER_LOG, RESOURCES, " Storage", "Warning", "OK"),
-        (HOST_LOG, RESOURCES, "Storage", "Warning", "OK"),
+        (MANAGER_LOG, f"{THRESHOLD}WarningHighGoingHigh", "CPU", "Warning", ""),
+        (MANAGER_LOG, f"{THRESHOLD}WarningHighGoingHigh", "ProcessCPU_pldmd", "Warning", ""),
+        (MANAGER_LOG, f"{THRESHOLD}CriticalHighGoingHigh", "ProcessCPU_bmcweb", "Critical", ""),
+        (MANAGER_LOG, f"{THRESHOLD}WarningLowGoingLow", "Memory_Available", "Warning", ""),
+        (MANAGER_LOG, f"{THRESHOLD}WarningLowGoingLow", "Storage_RW", "Warning", ""),
+        (MANAGER_LOG, RESOURCES, "CPU", "Warning", ""),
+        (MANAGER_LOG, RESOURCES, " Storage", "Warning", ""),
+        (HOST_LOG, RESOURCES, "Storage", "Warning", ""),
         # A BMC without memory or storage can lose log entries.
         (MANAGER_LOG, f"{THRESHOLD}CriticalLowGoingLow", "Memory_Available", "Critical", "Critical"),
         (MANAGER_LOG, RESOURCES, "Storage_RW", "Critical", "Critical"),
@@ -462,13 +499,13 @@ THRESHOLD, RESOURCES = "OpenBMC.0.4.SensorThreshold", "OpenBMC.0.4.BMCSystemReso
 def test_load_of_the_bmc_itself_is_no_fault_of_the_host(
     certificate: Path, owner: str, message_id: str, argument: str | None, severity: str, expected: str
 ) -> None:
-    """The entries are those of a GB200 (mock-up in github.com/NVIDIA/libredfish)."""
+    """The entries are those of a GB200 (mock-up in github.com/NVIDIA/libredfish). `expected`: empty if not judged."""
     more = {"@odata.id": f"{owner}/LogServices/EventLog/Entries/2", "MessageId": message_id}
     arguments = {"MessageArgs": [argument, "80.419451", "80.000000"]} if argument else {}
     entries = [bmc.entry(1), bmc.entry(2, "a threshold", severity, **more, **arguments)]
     with service(certificate, log_of(entries)) as served:
         metrics = read(served.target(certificate), {LOG: f"1 {entries[0]['Created']}"})
-    assert values(metrics, "event.severity") == {f"{LOG},entry=2": expected}
+    assert values(metrics, "event.severity") == ({f"{LOG},entry=2": expected} if expected else {})
 
 
 # ---- services that cannot be read ----
