@@ -217,6 +217,73 @@ def test_firmware_has_the_same_name_on_all_hosts_and_that_of_drives_is_not_read(
     assert values(metrics, "firmware.version") == ({f"component={component}": "2.10.2"} if component else {})
 
 
+SOURCE_A, SOURCE_B = {"Model": "PWS-3K06G-2R"}, {"Model": "PWS-DF009-2F", "PartNumber": "PWS-DF009-2F"}
+NIC = {"Manufacturer": "MLNX", "Model": "BlueField-2 DPU", "PartNumber": "MBF2H536C-CECOT"}
+GPU = {"Manufacturer": "NVIDIA", "Model": "H100 80GB HBM3", "PartNumber": "2330-885-A1", "SKU": "0x37040020"}
+CPLD = {"Manufacturer": "Lattice", "Model": "BP", "PartNumber": "999-0099-000"}
+BOARD = {"Manufacturer": "NVIDIA", "Model": "GB200 NVL", "PartNumber": "699-24764-0001-TS3"}
+RETIMER = {"Model": None, "PartNumber": None, "SKU": "0x0001FA1D"}
+DELL = {"Manufacturer": "Dell Inc.", "Model": "PowerEdge XE9680", "PartNumber": "0MV2N1A05", "SKU": "SERVICETAG"}
+
+
+def related(path: str) -> dict[str, Any]:
+    return {"RelatedItem": ["garbage", {"@odata.id": 7}, {"@odata.id": f"{V1}{path}"}]}
+
+
+@pytest.mark.parametrize(
+    ("item", "part"),
+    [
+        # Supermicro, Lenovo, Dell, HPE and DGX number the power supplies.
+        ({"Id": "PowerSupply1", **related("/Chassis/1/Power")}, "PWS-3K06G-2R"),
+        ({"Id": "PowerSupply2", **related("/Chassis/1/Power")}, "PWS-DF009-2F"),
+        ({"Id": "PSU2", **related("/Chassis/1/Power#/PowerSupplies/1")}, "PWS-DF009-2F"),
+        ({"Id": "Installed-108076-2.10.2__PSU.Slot.2"}, "PWS-DF009-2F"),
+        ({"Id": "6", "Name": "Power Supply Firmware", "Oem": {"Hpe": {"DeviceContext": "Bay 2"}}}, "PWS-DF009-2F"),
+        ({"Id": "PSU_9"}, ""),
+        ({"Id": "Slot_15.1", **related("/Chassis/1/PCIeDevices/slot_15")}, "MLNX BlueField-2 DPU MBF2H536C-CECOT"),
+        ({"Id": "GPU1", **related("/Systems/1/Processors/GPU1")}, "NVIDIA H100 80GB HBM3 2330-885-A1"),
+        # The name of the firmware is that of a chassis or processor.
+        ({"Id": "HGX_FW_GPU_SXM_1"}, "NVIDIA H100 80GB HBM3 2330-885-A1"),
+        ({"Id": "HGX_InfoROM_GPU_SXM_1"}, "NVIDIA H100 80GB HBM3 2330-885-A1"),
+        ({"Id": "HGX_FW_GPU1"}, "NVIDIA H100 80GB HBM3 2330-885-A1"),
+        ({"Id": "FW_CPLD_0"}, "Lattice BP 999-0099-000"),
+        ({"Id": "HGX_FW_PCIeRetimer_0"}, "0x0001FA1D"),
+        # On Dell, the SKU of the chassis is its serial.
+        ({"Id": "Installed-27763-2.10.2__CPLD.Embedded.1", **related("/Chassis/Dell")}, "Dell Inc. PowerEdge XE9680 0MV2N1A05"),
+        # The firmware is the same on all boards.
+        ({"Id": "HGX_FW_BMC_0", **related("/Chassis/HGX_BMC_0")}, ""),
+        ({"Id": "BIOS", **related("/Systems/1/Bios")}, ""),
+        # The part cannot be read, or is not known.
+        ({"Id": "Slot_16.1", **related("/Chassis/1/PCIeDevices/slot_16")}, ""),
+        ({"Id": "Slot_17.1", **related("/Chassis/1/PCIeDevices/slot_17")}, ""),
+        ({"Id": "CPLD_Motherboard"}, ""),
+        ({"Id": "Switchboard_1_CPLD_1", **related("/UpdateService/FirmwareInventory/Switchboard_1_CPLD_1")}, ""),
+        ({"Id": "NIC1", "RelatedItem": "garbage"}, ""),
+    ],
+)  # fmt: skip
+def test_model_of_the_part_is_read_with_its_firmware(certificate: Path, item: dict[str, Any], part: str) -> None:
+    """Names and models are those of real servers (mock-ups in github.com/NVIDIA/libredfish). `part`: empty if not known."""
+    resources = bmc.old_schema()
+    for supply, model in zip(resources[POWER]["PowerSupplies"], (SOURCE_A, SOURCE_B, SOURCE_A, SOURCE_A), strict=True):
+        supply |= model
+    resources[f"{V1}/Systems/1/Processors/GPU1"] |= GPU
+    resources[f"{V1}/Chassis/1/PCIeDevices/slot_15"] = {"Id": "slot_15", **NIC}
+    chassis = {
+        "HGX_GPU_SXM_1": GPU, "CPLD_0": CPLD, "HGX_BMC_0": BOARD, "HGX_PCIeRetimer_0": RETIMER, "Dell": DELL,
+    }  # fmt: skip
+    for name, model in chassis.items():
+        path = f"{V1}/Chassis/{name}"
+        resources[path] = {"@odata.id": path, "Id": name, "Status": bmc.OK, **model}
+        resources[f"{V1}/Chassis"]["Members"].append({"@odata.id": path})
+    resources[f"{V1}/UpdateService/FirmwareInventory/BMC"] = {"Version": "2.10.2", "Status": bmc.OK, **item}
+    failing = only_at(f"{V1}/Chassis/1/PCIeDevices/slot_17", status(500))
+    with service(certificate, resources, failing) as served:
+        metrics = read(served.target(certificate))
+    (component,) = values(metrics, "firmware.version")
+    assert values(metrics, "firmware.part") == ({component: part} if part else {})
+    assert [*metrics["bmc.firmware.part"].absent] == ([] if part else [component])
+
+
 def test_leak_is_critical_although_the_detector_has_the_state_degraded(certificate: Path) -> None:
     resources = bmc.new_schema()
     resources[DETECTOR] |= {"DetectorState": "Critical", "Status": {"State": "Degraded", "Health": "Critical"}}
