@@ -42,6 +42,7 @@ BY_PART_NUMBER = ("gpu.vbios_version", "gpu.inforom.version")
 """Readings that belong to a part number of a GPU: a replacement GPU with another part number has another VBIOS and InfoROM."""
 BY_PART: Mapping[str, str] = {
     "bmc.firmware.version": "bmc.firmware.part",
+    "infiniband.hca.firmware_version": "infiniband.hca.board_id",
 }
 """Reading on the firmware of a part -> reading that names the model of the part. Hosts of one order may have parts of several
 vendors in the same place, for example power supplies. Their firmware is compared within a model."""
