@@ -12,12 +12,19 @@ from itertools import pairwise
 
 from fleet.bmc.client import MAX_PAGES, RedfishSession, Resource
 from fleet.bmc.health import OK, standard
+from fleet.bmc.own_load import is_own_load
 from fleet.bmc.target import BmcError, clean_text
 
 EMPTY = "none"
 """Value of `LogReading.newest` if the log has no entries."""
 MAX_NEW = 200
-"""Maximum number of new entries that a reading keeps. If there are more, it keeps the newest."""
+"""Maximum number of new entries that a reading keeps. If there are more, it keeps the newest. Entries whose severity is OK are
+neither kept nor counted: some BMCs log every login, and monitoring logs in often."""
+MAX_READ = 20_000
+"""Maximum number of entries that are read to find the new ones."""
+_TOO_FAR = (
+    f"the log has more than {MAX_PAGES} pages or {MAX_READ} entries since the previous reading: save and clear it"
+)
 _EVENT_TYPES = ("sel", "event")
 """Values of the property LogEntryType of a log with hardware events, in lower case."""
 _EVENT_LOGS = frozenset({"sel", "eventlog", "event", "iml", "platformlog", "standardlog"})
@@ -31,7 +38,11 @@ _OTHER_LOGS = ("dump", "journal", "audit", "security", "lclog", "postcode", "hos
 
 @dataclass(frozen=True, kw_only=True)
 class LogEntry:
-    """One entry. Its severity is None if the service reports no severity, or an unknown one."""
+    """One entry.
+
+    Its severity is None if the service reports no severity, or an unknown one. The severity is OK if the entry reports the end of
+    a condition, or a load of the BMC itself (`own_load.py`).
+    """
 
     id: str
     created: str
@@ -53,9 +64,9 @@ class LogReading:
     newest: str
     """Mark of the newest entry; EMPTY if the log has no entries."""
     new: tuple[LogEntry, ...] = ()
-    """The entries that were added since the previous reading, newest first, at most MAX_NEW."""
+    """The entries whose severity is not OK and that were added since the previous reading, newest first, at most MAX_NEW."""
     new_entries: int = 0
-    """Number of entries that were added since the previous reading; MAX_NEW + 1 if there are more than MAX_NEW."""
+    """Number of these entries; MAX_NEW + 1 if there are more than MAX_NEW."""
 
 
 def is_event_log(service: Resource) -> bool:
@@ -83,26 +94,31 @@ def read_log(session: RedfishSession, service: Resource, mark: str | None) -> Lo
         return None
     count = first.get("Members@odata.count")
     total = count if type(count) is int and count >= 0 else len(first.get("Members") or ())
-    newest, new = "", list[LogEntry]()
+    newest, new, not_ok, older = "", list[LogEntry](), 0, 0
     for entry in _newest_first(session, first, total):
         newest = newest or entry.mark
         if mark is None or entry.mark == mark:
             break
         new.append(entry)
-        if len(new) > MAX_NEW:
+        not_ok += entry.severity != OK
+        older += _is_older(entry.created, mark)
+        if max(not_ok, older) > MAX_NEW:
             new = _not_older(new, mark)
             break
+        if len(new) > MAX_READ:
+            raise BmcError(_TOO_FAR)
     else:
         new = _not_older(new, mark) if mark else new
-    return LogReading(entries=total, newest=newest or EMPTY, new=tuple(new[:MAX_NEW]), new_entries=len(new))
+    kept = [entry for entry in new if entry.severity != OK]
+    return LogReading(entries=total, newest=newest or EMPTY, new=tuple(kept[:MAX_NEW]), new_entries=len(kept))
 
 
 def _not_older(entries: list[LogEntry], mark: str) -> list[LogEntry]:
     """Return the newest entries, up to the first that is older than the entry that `mark` names.
 
     Call this only if the entry that `mark` names was not found: the log was cleared, or it was full and has overwritten the
-    entry, or it has more than MAX_NEW new entries. If the entry was found, do not compare times, because the clock of a BMC may
-    be set back.
+    entry, or reading stopped before it was found. If the entry was found, do not compare times, because the clock of a BMC may be
+    set back.
 
     Args:
         entries: entries of the log, newest first.
@@ -147,7 +163,8 @@ def _newest_first(session: RedfishSession, first: Resource, total: int) -> Itera
             page = session.get((page or {}).get("Members@odata.nextLink"))
             if page is None:
                 return
-    elif not following or len(members) >= total:
+        raise BmcError(_TOO_FAR)
+    if not following or len(members) >= total:
         yield from _reversed(session, members)
     else:
         yield from _from_the_end(session, first, members, total)
@@ -158,8 +175,11 @@ def _from_the_end(session: RedfishSession, first: Resource, members: list[object
 
     The last page is read first, with `$skip`. If the service ignores `$skip`, all pages are read, from the first to the last.
     """
-    size, skip = len(members), total
+    size, skip, pages = len(members), total, 0
     while skip > 0:
+        pages += 1
+        if pages > MAX_PAGES:
+            raise BmcError(_TOO_FAR)
         step = min(size, skip)
         skip -= step
         page = session.get(f"{first.get('@odata.id')}?$skip={skip}&$top={step}") if skip else first
@@ -175,7 +195,7 @@ def _from_the_end(session: RedfishSession, first: Resource, members: list[object
         if page is None:
             yield from _reversed(session, last)
             return
-        last = [*last, *_members(page)][-(MAX_NEW + 1) :]  # `read_log` needs no more entries than these
+        last = [*last, *_members(page)][-(MAX_READ + 1) :]  # `read_log` reads no more entries than these
         link = page.get("Members@odata.nextLink")
     raise BmcError(f"the event log has {total} entries and cannot be read from its end: save and clear it")
 
@@ -222,11 +242,12 @@ def _entry(session: RedfishSession, item: object) -> LogEntry | None:
     whole = item if len(item) > 1 else session.get(item.get("@odata.id"))
     if whole is None:
         return None
+    severity = standard(whole.get("Severity"))
     is_deassertion = str(whole.get("EntryCode", "")).lower().startswith("deassert")
     return LogEntry(
         id=clean_text(whole.get("Id", ""), 60),
         created=clean_text(whole.get("Created", ""), 40),
-        severity=OK if is_deassertion else standard(whole.get("Severity")),
+        severity=OK if is_deassertion or is_own_load(whole, severity) else severity,
         message=clean_text(whole.get("Message") or whole.get("MessageId") or "no text"),
     )
 

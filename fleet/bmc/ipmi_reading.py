@@ -117,7 +117,7 @@ def _health(bits: object) -> str | None:
 
 
 def _read_log(readings: Readings, command: Command, marks: Marks | None, deadline: float) -> None:
-    """Add the number of entries in the log, and the new entries.
+    """Add the number of entries in the log, and the new entries whose severity is not OK.
 
     IPMI lists the oldest entry first. `marks` identifies the last entry of the previous reading: the entries after it are new. If
     the log lacks that entry, all entries are new. Without a mark, as in the first reading, no entry is new.
@@ -136,10 +136,11 @@ def _read_log(readings: Readings, command: Command, marks: Marks | None, deadlin
     for position, entry in enumerate(entries):
         if entry.mark == mark:
             new = entries[position + 1 :]
+    kept = [entry for entry in new if entry.severity != OK]
     readings.add("bmc.log.entries", (LOG,), len(entries))
     readings.add("bmc.log.newest", (LOG,), entries[-1].mark if entries else EMPTY)
-    readings.add("bmc.log.new_entries", (LOG,), min(len(new), MAX_NEW + 1))
-    for entry in new[-MAX_NEW:]:
+    readings.add("bmc.log.new_entries", (LOG,), min(len(kept), MAX_NEW + 1))
+    for entry in kept[-MAX_NEW:]:
         labels = (LOG, label(entry.id))
         readings.add("bmc.event.severity", labels, entry.severity, "the BMC reports no severity of the entry")
         readings.add("bmc.event.message", labels, f"{entry.created} {entry.message}".strip())

@@ -7,20 +7,15 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from fleet.bmc.client import ROOT, RedfishSession, Resource, open_session
 from fleet.bmc.event_log import is_event_log, read_log
+from fleet.bmc.firmware import read_firmware
 from fleet.bmc.health import CRITICAL, OK, has_health, health, is_there, leak_health, power_supply_health
+from fleet.bmc.parts import Parts
 from fleet.bmc.readings import READABLE, Readings
 from fleet.bmc.target import BmcError, BmcTarget, clean_text, label
 from schemas.scopes import Scope
 
 Marks = Mapping[str, str]
 """Scope of an event log -> mark (ID and time) of its newest entry at the previous reading; `none` if the log was empty."""
-_NOT_A_VERSION = frozenset({"", "not present", "n/a", "na", "none", "unknown", "null"})
-_SPARE_IMAGE = re.compile(
-    r"^(available|previous|pending|staged|staging)|backup|standby|redundant|rollback|recovery|golden", re.IGNORECASE
-)
-"""Names of firmware images that are stored but do not run. Their versions depend on earlier updates and differ among hosts."""
-_DRIVE = re.compile(r"disk|drive(?!r)|nvme|ssd|hdd", re.IGNORECASE)
-"""Names of firmware of drives, which is not read: hosts of one purchase order may have drives of several vendors."""
 _NO_VALUE = "the BMC currently reports no value for this sensor"
 _NO_STATUS = "the BMC reports no health status for this part"
 _NEVER_STATUS = "this BMC reports no health for any power supply; its event log reports faults of power supplies"
@@ -62,23 +57,25 @@ def read_redfish(target: BmcTarget, marks: Marks | None, deadline: float) -> Rea
         managers = list(session.members(session.linked(root, "Managers")))
         if not systems and not chassis:
             raise BmcError("the Redfish service lists neither systems nor chassis")
+        parts = Parts(session)
         for system in systems:
-            _read_system(session, readings, system)
-        supplies = [count for item in chassis if (count := _read_chassis(session, readings, item)) is not None]
+            _read_system(session, readings, system, parts)
+        supplies = [count for item in chassis if (count := _read_chassis(session, readings, item, parts)) is not None]
         if supplies:
             readings.add("bmc.power_supply.fitted", (), sum(supplies))
-        _read_firmware(session, readings, root)
+        read_firmware(session, readings, root, parts)
         _read_logs(session, readings, (*systems, *managers, *chassis), marks)
     readings.add(READABLE, (), True)
     return readings
 
 
-def _read_system(session: RedfishSession, readings: Readings, system: Resource) -> None:
+def _read_system(session: RedfishSession, readings: Readings, system: Resource, parts: Parts) -> None:
     name = label(system.get("Id", "system"))
     _add_text(readings, "bmc.system.serial", (name,), system.get("SerialNumber"))
     if is_there(system) and (state := health(system)):
         readings.add("bmc.part.health", (f"system.{name}",), state)
     for processor in session.members(session.linked(system, "Processors")):
+        parts.add(processor)
         if str(processor.get("ProcessorType", "")).upper() == "GPU" and is_there(processor):
             processor_name = label(processor.get("Id", "gpu"))
             _add_text(readings, "bmc.gpu.serial", (processor_name,), processor.get("SerialNumber"))
@@ -86,11 +83,12 @@ def _read_system(session: RedfishSession, readings: Readings, system: Resource) 
                 readings.add("bmc.part.health", (f"processor.{processor_name}",), state)
 
 
-def _read_chassis(session: RedfishSession, readings: Readings, chassis: Resource) -> int | None:
+def _read_chassis(session: RedfishSession, readings: Readings, chassis: Resource, parts: Parts) -> int | None:
     """Add the readings of one chassis. Return its number of installed power supplies; None if the chassis does not list them."""
     name = label(chassis.get("Id", "chassis"))
     if not is_there(chassis):
         return None
+    parts.add(chassis)
     # A chassis with ROT in its name is the root of trust of a GPU. Its serial is not that of the GPU.
     is_gpu = "GPU" in name.upper() and "ROT" not in name.upper()
     _add_text(readings, "bmc.gpu.serial" if is_gpu else "bmc.chassis.serial", (name,), chassis.get("SerialNumber"))
@@ -99,7 +97,9 @@ def _read_chassis(session: RedfishSession, readings: Readings, chassis: Resource
     power, thermal = session.linked(chassis, "Power"), session.linked(chassis, "Thermal")
     subsystem = session.linked(chassis, "PowerSubsystem") if not _list(power, "PowerSupplies") else None
     supplies = _list(power, "PowerSupplies") or list(session.members(session.linked(subsystem, "PowerSupplies")))
-    fitted = _read_power_supplies(readings, supplies)
+    fitted = list(filter(is_there, supplies))
+    parts.add_power_supplies(fitted)
+    _read_power_supplies(readings, fitted)
     cooling = session.linked(chassis, "ThermalSubsystem")
     for kind, key, source in (
         ("power", "Redundancy", power),
@@ -118,7 +118,7 @@ def _read_chassis(session: RedfishSession, readings: Readings, chassis: Resource
     sensors = [*_list(thermal, "Temperatures"), *_list(power, "Voltages")]
     for sensor in sensors or session.members(session.linked(chassis, "Sensors")):
         _read_sensor(readings, sensor)
-    return fitted if power or subsystem else None
+    return len(fitted) if power or subsystem else None
 
 
 def _fan_health(fan: Resource) -> str | None:
@@ -129,8 +129,7 @@ def _fan_health(fan: Resource) -> str | None:
     return value
 
 
-def _read_power_supplies(readings: Readings, supplies: Iterable[Resource]) -> int:
-    fitted = list(filter(is_there, supplies))
+def _read_power_supplies(readings: Readings, fitted: list[Resource]) -> None:
     states = [power_supply_health(supply) for supply in fitted]
     is_silent = not any(states) and not any(map(has_health, fitted))
     for supply, state in zip(fitted, states, strict=True):
@@ -138,7 +137,6 @@ def _read_power_supplies(readings: Readings, supplies: Iterable[Resource]) -> in
             readings.lack("bmc.power_supply.health", (_name(supply),), _NEVER_STATUS)
         else:
             readings.add("bmc.power_supply.health", (_name(supply),), state, _NO_STATUS)
-    return len(fitted)
 
 
 def _read_redundancy(readings: Readings, name: str, groups: Iterable[Resource]) -> None:
@@ -220,31 +218,6 @@ def _limit(sensor: Resource, side: str, kind: str = "Critical") -> float | None:
 
 def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9 else None
-
-
-def _read_firmware(session: RedfishSession, readings: Readings, root: Resource) -> None:
-    inventory = session.linked(session.linked(root, "UpdateService"), "FirmwareInventory")
-    for item in session.members(inventory):
-        version = clean_text(item.get("Version") or "", 100)
-        names = [clean_text(item.get(key) or "", 100) for key in ("Id", "Name", "Description")]
-        component = _component(item, *names[:2])
-        is_left_out = any(_SPARE_IMAGE.search(name) or _DRIVE.search(name) for name in names)
-        if version.lower() not in _NOT_A_VERSION and is_there(item) and not is_left_out:
-            # On Dell, the Id contains the version. Remove it, so that a component has the same name on all hosts.
-            readings.add("bmc.firmware.version", (label(component.replace(f"-{version}", "")),), version)
-
-
-def _component(item: Resource, id: str, name: str) -> str:
-    """Return the name of a component with firmware, which must be the same on all hosts.
-
-    HPE numbers the components, and the numbers depend on the parts of the host. The place of the part is in DeviceContext.
-    """
-    if not id.isdecimal() or not name:
-        return id or "component"
-    oem = item.get("Oem")
-    vendor = oem.get("Hpe") if isinstance(oem, dict) else None
-    place = vendor.get("DeviceContext") if isinstance(vendor, dict) else None
-    return clean_text(f"{name} {place or ''}".strip(), 100)
 
 
 def _read_logs(session: RedfishSession, readings: Readings, owners: Iterable[Resource], marks: Marks | None) -> None:

@@ -28,8 +28,8 @@ SOURCE = "a host and its BMC are one machine: the serials that both report are t
 SERIALS = (GPU_SERIAL, "bmc.system.serial", "bmc.chassis.serial")
 NAMES = frozenset(name for name in READINGS if name.startswith(BMC))
 MAX_LISTED_EVENTS = 200
-"""A snapshot lists at most this many new entries of an event log. If there are more, the value of `bmc.log.new_entries` is this
-number plus one (`fleet/bmc/event_log.py`)."""
+"""A snapshot lists at most this many new entries of an event log, and none whose severity is OK. If there are more, the value of
+`bmc.log.new_entries` is this number plus one (`fleet/bmc/event_log.py`)."""
 _FOLLOWS = {
     "bmc.power_redundancy.health": ("bmc.power_supply.health",),
     "bmc.fan_redundancy.health": ("bmc.fan.health",),

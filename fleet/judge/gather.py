@@ -24,7 +24,7 @@ from fleet.judge.outliers import FigureKey, compared_names, model_readings
 from fleet.judge.paths import is_bandwidth_name, is_number, slow_transport
 from fleet.judge.shared_readings import SharedReadings
 from fleet.judge.stragglers import Kind, ranks_of
-from fleet.judge.uniformity import WITHIN_HOST, PartValue, group_name, name_of_group, part_values
+from fleet.judge.uniformity import WITHIN_HOST, PartValue, group_name, name_of_group, part_readings, part_values
 from schemas.records import MEASURED, Observation, Value
 from schemas.scopes import Scope
 
@@ -297,7 +297,7 @@ class Gatherer:
                 if criterion.name.startswith(f"{LAUNCH}."):
                     chosen.append((criterion, ()))
                 elif names:
-                    chosen.append((criterion, names))
+                    chosen.append((criterion, (*names, *part_readings(view, criterion))))
             elif criterion.vs_fleet:
                 compared += [*names, *(name for name in model_readings(criterion) if names and name in metrics)]
         if compared:

@@ -46,6 +46,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "benchmark.duration": "depends on how often a figure is repeated until it is precise; the figures themselves are judged",
     "bmc.chassis.serial": _BMC_SERIAL,
     "bmc.event.message": "the text of the entry; its bmc.event.severity is judged",
+    "bmc.firmware.part": "parts of several vendors are mixed on purpose; their bmc.firmware.version is compared within a model",
     "bmc.gpu.serial": _BMC_SERIAL,
     "bmc.log.entries": "a log keeps old entries; the new ones are judged (bmc.event.severity)",
     "bmc.log.newest": "shows which entries of the next reading are new",

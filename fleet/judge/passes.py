@@ -36,7 +36,7 @@ from fleet.judge.reading_checks import ReadingCheck, reading_check
 from fleet.judge.row import MAX_FARTHEST, TallyRow
 from fleet.judge.shared_readings import SharedReadings
 from fleet.judge.tally import Tally
-from fleet.judge.uniformity import GroupKey, group_keys, group_name
+from fleet.judge.uniformity import GroupKey, group_keys, group_name, part_readings
 from schemas.records import MEASURED, Observation, Value
 from schemas.reports import PASS, Verdict
 from schemas.scopes import Scope
@@ -399,6 +399,7 @@ class PassCounter:
         readings = tuple(criterion.matched(view.observations.metrics))
         if readings:
             readings += tuple(name for name in outliers.model_readings(criterion) if name in view.observations.metrics)
+            readings += part_readings(view, criterion)
         results = criterion.matched(view.observations.benchmark_names())
         if from_benchmark(criterion.name):
             return in_full if readings else self._benchmark_step(values, criterion, positions)

@@ -40,6 +40,12 @@ SLOT_READINGS = "pcie."
 """Prefix of the names of readings that depend on the slot: a GPU is compared with the GPU of the same index on other hosts."""
 BY_PART_NUMBER = ("gpu.vbios_version", "gpu.inforom.version")
 """Readings that belong to a part number of a GPU: a replacement GPU with another part number has another VBIOS and InfoROM."""
+BY_PART: Mapping[str, str] = {
+    "bmc.firmware.version": "bmc.firmware.part",
+    "infiniband.hca.firmware_version": "infiniband.hca.board_id",
+}
+"""Reading on the firmware of a part -> reading that names the model of the part. Hosts of one order may have parts of several
+vendors in the same place, for example power supplies. Their firmware is compared within a model."""
 PCI_KIND, DRIVE = "pcie.kind", "nvme"
 """Reading that names the kind of a PCI device, and its value for a drive."""
 HOST, RACK, DOMAIN, DEVICE = "host", "rack", "domain", "device"
@@ -51,8 +57,8 @@ _CHANGED = "; the value changed during the run: measure again"
 """What to do if a criterion with the action `none` or `configure` fails: a version or setting differs, and no part is faulty."""
 
 GroupKey = tuple[str, str, str, str, str]
-"""Id of the criterion, name of the observation, GPU model, group of hosts (`group_name`) and scope. Values with the same key are
-compared with each other."""
+"""Id of the criterion, name of the observation (with the model of the part, see BY_PART), GPU model, group of hosts
+(`group_name`) and scope. Values with the same key are compared with each other."""
 KindKey = tuple[str, str, str]
 """Id of a criterion, GPU models of a host, and group of hosts (`group_name`). If one host with this key reports a value for the
 criterion, all hosts with this key must."""
@@ -321,7 +327,8 @@ def group_key(view: HostView, criterion: Criterion, item: Observation | Verdict)
 
     GPUs of a model must be alike in every slot, except for readings that depend on the slot, such as the path between two GPUs.
     Readings in BY_PART_NUMBER are compared between GPUs of one part number (without its last group of digits, the revision).
-    Other parts are compared with the part of the same scope on other hosts: two storage adapters of one host may differ.
+    Other parts are compared with the part of the same scope on other hosts: two storage adapters of one host may differ. For
+    readings in BY_PART, the part must also be of the same model.
     """
     scope = Scope.parse(item.scope)
     models, group = view.peer_key[0], group_name(view, criterion)
@@ -332,7 +339,14 @@ def group_key(view: HostView, criterion: Criterion, item: Observation | Verdict)
             model = f"{model} {view.part_numbers.get(scope.device, '').rpartition('-')[0]}"
         key = (criterion.id, item.name, model, group, f"gpu,{scope.below}")
         return key, "part" if scope.below else "GPU"
-    return (criterion.id, item.name, models, group, item.scope), "host"
+    part = view.observations.last_values(BY_PART[item.name]).get(item.scope, "") if item.name in BY_PART else ""
+    return (criterion.id, f"{item.name} {part}".strip(), models, group, item.scope), "host"
+
+
+def part_readings(view: HostView, criterion: Criterion) -> tuple[str, ...]:
+    """Return the readings of this host that name the models of the parts that the criterion compares (BY_PART)."""
+    models = (BY_PART[name] for name in criterion.matched(BY_PART)) if criterion.same_as_fleet else ()
+    return tuple(name for name in models if name in view.observations.metrics)
 
 
 def group_keys(view: HostView, criterion: Criterion) -> tuple[GroupKey, ...]:

@@ -37,7 +37,7 @@ def _collection(path: str, *ids: str) -> dict[str, Any]:
     return {"@odata.id": f"{V1}{path}", "Members": [link(f"{path}/{item}") for item in ids]}
 
 
-def entry(number: int, message: str = "Fan inserted", severity: str | None = "OK", **more: Any) -> dict[str, Any]:
+def entry(number: int, message: str = "Fan removed", severity: str | None = "Warning", **more: Any) -> dict[str, Any]:
     """Return entry `number` of an event log, created `number` seconds (modulo one day) after midnight."""
     created = f"2026-11-03T{number // 3600 % 24:02}:{number // 60 % 60:02}:{number % 60:02}Z"
     return {"Id": str(number), "Created": created, "Severity": severity, "Message": message, **more}

@@ -144,10 +144,17 @@ def test_new_entries_of_a_long_log_and_of_a_cleared_log_are_counted() -> None:
     assert metrics["bmc.log.new_entries"].values == {"log=SEL": 2}
 
 
+def test_events_of_severity_ok_neither_count_nor_hide_an_older_error() -> None:
+    events = [event(1, severity=2), *(event(number, severity=0) for number in range(2, 1000))]
+    metrics = {item.name: item for item in read_log(events, "none").metrics()}
+    assert metrics["bmc.log.new_entries"].values == {"log=SEL": 1}
+    assert metrics["bmc.event.severity"].values == {"log=SEL,entry=1": "Critical"}
+
+
 def test_event_that_ends_a_condition_is_ok_and_an_unknown_severity_is_an_error() -> None:
     events = [event(1, deassertion=True, severity=2), event(2, severity=None, component="\x1b[2J", event=None)]
     metrics = {item.name: item for item in read_log(events, "none").metrics()}
-    assert metrics["bmc.event.severity"].values == {"log=SEL,entry=1": "OK"}
+    assert metrics["bmc.event.severity"].values == {}
     assert set(metrics["bmc.event.severity"].absent) == {"log=SEL,entry=2"}
     assert all(str(text).isprintable() for text in metrics["bmc.event.message"].values.values())
 

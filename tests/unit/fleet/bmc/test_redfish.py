@@ -217,6 +217,73 @@ def test_firmware_has_the_same_name_on_all_hosts_and_that_of_drives_is_not_read(
     assert values(metrics, "firmware.version") == ({f"component={component}": "2.10.2"} if component else {})
 
 
+SOURCE_A, SOURCE_B = {"Model": "PWS-3K06G-2R"}, {"Model": "PWS-DF009-2F", "PartNumber": "PWS-DF009-2F"}
+NIC = {"Manufacturer": "MLNX", "Model": "BlueField-2 DPU", "PartNumber": "MBF2H536C-CECOT"}
+GPU = {"Manufacturer": "NVIDIA", "Model": "H100 80GB HBM3", "PartNumber": "2330-885-A1", "SKU": "0x37040020"}
+CPLD = {"Manufacturer": "Lattice", "Model": "BP", "PartNumber": "999-0099-000"}
+BOARD = {"Manufacturer": "NVIDIA", "Model": "GB200 NVL", "PartNumber": "699-24764-0001-TS3"}
+RETIMER = {"Model": None, "PartNumber": None, "SKU": "0x0001FA1D"}
+DELL = {"Manufacturer": "Dell Inc.", "Model": "PowerEdge XE9680", "PartNumber": "0MV2N1A05", "SKU": "SERVICETAG"}
+
+
+def related(path: str) -> dict[str, Any]:
+    return {"RelatedItem": ["garbage", {"@odata.id": 7}, {"@odata.id": f"{V1}{path}"}]}
+
+
+@pytest.mark.parametrize(
+    ("item", "part"),
+    [
+        # Supermicro, Lenovo, Dell, HPE and DGX number the power supplies.
+        ({"Id": "PowerSupply1", **related("/Chassis/1/Power")}, "PWS-3K06G-2R"),
+        ({"Id": "PowerSupply2", **related("/Chassis/1/Power")}, "PWS-DF009-2F"),
+        ({"Id": "PSU2", **related("/Chassis/1/Power#/PowerSupplies/1")}, "PWS-DF009-2F"),
+        ({"Id": "Installed-108076-2.10.2__PSU.Slot.2"}, "PWS-DF009-2F"),
+        ({"Id": "6", "Name": "Power Supply Firmware", "Oem": {"Hpe": {"DeviceContext": "Bay 2"}}}, "PWS-DF009-2F"),
+        ({"Id": "PSU_9"}, ""),
+        ({"Id": "Slot_15.1", **related("/Chassis/1/PCIeDevices/slot_15")}, "MLNX BlueField-2 DPU MBF2H536C-CECOT"),
+        ({"Id": "GPU1", **related("/Systems/1/Processors/GPU1")}, "NVIDIA H100 80GB HBM3 2330-885-A1"),
+        # The name of the firmware is that of a chassis or processor.
+        ({"Id": "HGX_FW_GPU_SXM_1"}, "NVIDIA H100 80GB HBM3 2330-885-A1"),
+        ({"Id": "HGX_InfoROM_GPU_SXM_1"}, "NVIDIA H100 80GB HBM3 2330-885-A1"),
+        ({"Id": "HGX_FW_GPU1"}, "NVIDIA H100 80GB HBM3 2330-885-A1"),
+        ({"Id": "FW_CPLD_0"}, "Lattice BP 999-0099-000"),
+        ({"Id": "HGX_FW_PCIeRetimer_0"}, "0x0001FA1D"),
+        # On Dell, the SKU of the chassis is its serial.
+        ({"Id": "Installed-27763-2.10.2__CPLD.Embedded.1", **related("/Chassis/Dell")}, "Dell Inc. PowerEdge XE9680 0MV2N1A05"),
+        # The firmware is the same on all boards.
+        ({"Id": "HGX_FW_BMC_0", **related("/Chassis/HGX_BMC_0")}, ""),
+        ({"Id": "BIOS", **related("/Systems/1/Bios")}, ""),
+        # The part cannot be read, or is not known.
+        ({"Id": "Slot_16.1", **related("/Chassis/1/PCIeDevices/slot_16")}, ""),
+        ({"Id": "Slot_17.1", **related("/Chassis/1/PCIeDevices/slot_17")}, ""),
+        ({"Id": "CPLD_Motherboard"}, ""),
+        ({"Id": "Switchboard_1_CPLD_1", **related("/UpdateService/FirmwareInventory/Switchboard_1_CPLD_1")}, ""),
+        ({"Id": "NIC1", "RelatedItem": "garbage"}, ""),
+    ],
+)  # fmt: skip
+def test_model_of_the_part_is_read_with_its_firmware(certificate: Path, item: dict[str, Any], part: str) -> None:
+    """Names and models are those of real servers (mock-ups in github.com/NVIDIA/libredfish). `part`: empty if not known."""
+    resources = bmc.old_schema()
+    for supply, model in zip(resources[POWER]["PowerSupplies"], (SOURCE_A, SOURCE_B, SOURCE_A, SOURCE_A), strict=True):
+        supply |= model
+    resources[f"{V1}/Systems/1/Processors/GPU1"] |= GPU
+    resources[f"{V1}/Chassis/1/PCIeDevices/slot_15"] = {"Id": "slot_15", **NIC}
+    chassis = {
+        "HGX_GPU_SXM_1": GPU, "CPLD_0": CPLD, "HGX_BMC_0": BOARD, "HGX_PCIeRetimer_0": RETIMER, "Dell": DELL,
+    }  # fmt: skip
+    for name, model in chassis.items():
+        path = f"{V1}/Chassis/{name}"
+        resources[path] = {"@odata.id": path, "Id": name, "Status": bmc.OK, **model}
+        resources[f"{V1}/Chassis"]["Members"].append({"@odata.id": path})
+    resources[f"{V1}/UpdateService/FirmwareInventory/BMC"] = {"Version": "2.10.2", "Status": bmc.OK, **item}
+    failing = only_at(f"{V1}/Chassis/1/PCIeDevices/slot_17", status(500))
+    with service(certificate, resources, failing) as served:
+        metrics = read(served.target(certificate))
+    (component,) = values(metrics, "firmware.version")
+    assert values(metrics, "firmware.part") == ({component: part} if part else {})
+    assert [*metrics["bmc.firmware.part"].absent] == ([] if part else [component])
+
+
 def test_leak_is_critical_although_the_detector_has_the_state_degraded(certificate: Path) -> None:
     resources = bmc.new_schema()
     resources[DETECTOR] |= {"DetectorState": "Critical", "Status": {"State": "Degraded", "Health": "Critical"}}
@@ -304,6 +371,42 @@ def test_only_new_entries_of_a_log_are_read(certificate: Path, newest_first: boo
     found, requests = new_entries(certificate, log_of(listed, page_size=page_size), mark)
     assert [text.partition(" ")[2] for text in found.values()] == [f"event {number - offset}" for offset in range(3)]
     assert len(requests) <= 3
+
+
+def login(number: int) -> dict[str, Any]:
+    """Return an entry that a DGX H100 logs when a Redfish session ends (mock-up in github.com/NVIDIA/libredfish)."""
+    session = f"{V1}/SessionService/Sessions/{number}"
+    text = f"The resource at {session} was successfully removed."
+    return bmc.entry(number, text, "OK", MessageId="EventLog.1.0.ResourceRemoved", EntryCode="Informational")
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+@pytest.mark.parametrize("page_size", [0, 50, 1000])
+def test_entries_of_severity_ok_neither_count_nor_hide_an_older_error(
+    certificate: Path, newest_first: bool, page_size: int
+) -> None:
+    entries = [bmc.entry(1), bmc.entry(2, "AC lost", "Critical"), *map(login, range(3, 2000))]
+    listed = [*reversed(entries)] if newest_first else entries
+    with service(certificate, log_of(listed, page_size=page_size)) as served:
+        metrics = read(served.target(certificate), {LOG: f"1 {entries[0]['Created']}"})
+    assert values(metrics, "log.newest") == {LOG: f"1999 {entries[-1]['Created']}"}
+    assert values(metrics, "log.new_entries") == {LOG: 1}
+    assert values(metrics, "event.severity") == {f"{LOG},entry=2": "Critical"}
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+@pytest.mark.parametrize(("page_size", "number"), [(10, 641), (1000, 20_001)])
+def test_log_with_more_new_entries_than_can_be_read_is_an_error(
+    certificate: Path, newest_first: bool, page_size: int, number: int
+) -> None:
+    """The entry of the mark is further back than 64 pages or 20 000 entries."""
+    entries = [bmc.entry(0), *map(login, range(1, number + 1))]
+    listed = [*reversed(entries)] if newest_first else entries
+    with service(certificate, log_of(listed, page_size=page_size)) as served:
+        metrics = read(served.target(certificate), {LOG: f"0 {entries[0]['Created']}"})
+    expected = "error: the log has more than 64 pages or 20000 entries since the previous reading: save and clear it"
+    assert metrics["bmc.log.new_entries"].absent == {LOG: expected}
+    assert values(metrics, "readable") == {"host": True}
 
 
 def test_long_log_of_a_service_that_ignores_skip_is_an_error(certificate: Path) -> None:
@@ -417,17 +520,59 @@ def test_entry_that_ends_a_condition_is_ok_and_a_missing_severity_is_an_error(ce
         bmc.entry(2, "AC lost", "Critical", EntryCode="Assert"),
         bmc.entry(3, "AC lost", "Critical", EntryCode="Deassert"),
         bmc.entry(4, "what", None),
-        bmc.entry(5, "text\x1b[2J\u202e" + 2000 * "x", "informational"),
+        bmc.entry(5, "text\x1b[2J\u202e" + 2000 * "x", "minor"),
+        bmc.entry(6, "Fan inserted", "informational"),
     ]
     with service(certificate, log_of(entries)) as served:
         metrics = read(served.target(certificate), {LOG: f"1 {entries[0]['Created']}"})
     assert values(metrics, "event.severity") == {
-        f"{LOG},entry=5": "OK", f"{LOG},entry=3": "OK", f"{LOG},entry=2": "Critical",
+        f"{LOG},entry=5": "Warning", f"{LOG},entry=2": "Critical",
     }  # fmt: skip
     assert metrics["bmc.event.severity"].absent == {f"{LOG},entry=4": "error: the BMC reports no severity of the entry"}
     text = str(values(metrics, "event.message")[f"{LOG},entry=5"])
     assert text.isprintable()
     assert len(text) < 400
+
+
+HOST_LOG, MANAGER_LOG = f"{V1}/Systems/HGX_Baseboard_0", f"{V1}/Managers/HGX_BMC_0"
+THRESHOLD, RESOURCES = "OpenBMC.0.4.SensorThreshold", "OpenBMC.0.4.BMCSystemResourceInfo"
+
+
+@pytest.mark.parametrize(
+    ("owner", "message_id", "argument", "severity", "expected"),
+    [
+        (MANAGER_LOG, f"{THRESHOLD}WarningHighGoingHigh", "CPU", "Warning", ""),
+        (MANAGER_LOG, f"{THRESHOLD}WarningHighGoingHigh", "ProcessCPU_pldmd", "Warning", ""),
+        (MANAGER_LOG, f"{THRESHOLD}CriticalHighGoingHigh", "ProcessCPU_bmcweb", "Critical", ""),
+        (MANAGER_LOG, f"{THRESHOLD}WarningLowGoingLow", "Memory_Available", "Warning", ""),
+        (MANAGER_LOG, f"{THRESHOLD}WarningLowGoingLow", "Storage_RW", "Warning", ""),
+        (MANAGER_LOG, RESOURCES, "CPU", "Warning", ""),
+        (MANAGER_LOG, RESOURCES, " Storage", "Warning", ""),
+        (HOST_LOG, RESOURCES, "Storage", "Warning", ""),
+        # A BMC without memory or storage can lose log entries.
+        (MANAGER_LOG, f"{THRESHOLD}CriticalLowGoingLow", "Memory_Available", "Critical", "Critical"),
+        (MANAGER_LOG, RESOURCES, "Storage_RW", "Critical", "Critical"),
+        # A worn flash memory is a fault.
+        (MANAGER_LOG, RESOURCES, "EMMC_Lifetime", "Warning", "Warning"),
+        (MANAGER_LOG, f"{THRESHOLD}WarningHighGoingHigh", "EMMC_Lifetime", "Warning", "Warning"),
+        # Sensors of the host
+        (HOST_LOG, f"{THRESHOLD}WarningHighGoingHigh", "CPU", "Warning", "Warning"),
+        (MANAGER_LOG, f"{THRESHOLD}WarningHighGoingHigh", "CPU_0_Temp", "Warning", "Warning"),
+        (MANAGER_LOG, f"{THRESHOLD}WarningHighGoingHigh", "StorageBackplane_1_SSD_3_Temp_0", "Warning", "Warning"),
+        (MANAGER_LOG, "ResourceEvent.1.0.ResourceErrorsDetected", "CPU", "Critical", "Critical"),
+        (MANAGER_LOG, f"{THRESHOLD}WarningHighGoingHigh", None, "Warning", "Warning"),
+    ],
+)  # fmt: skip
+def test_load_of_the_bmc_itself_is_no_fault_of_the_host(
+    certificate: Path, owner: str, message_id: str, argument: str | None, severity: str, expected: str
+) -> None:
+    """The entries are those of a GB200 (mock-up in github.com/NVIDIA/libredfish). `expected`: empty if not judged."""
+    more = {"@odata.id": f"{owner}/LogServices/EventLog/Entries/2", "MessageId": message_id}
+    arguments = {"MessageArgs": [argument, "80.419451", "80.000000"]} if argument else {}
+    entries = [bmc.entry(1), bmc.entry(2, "a threshold", severity, **more, **arguments)]
+    with service(certificate, log_of(entries)) as served:
+        metrics = read(served.target(certificate), {LOG: f"1 {entries[0]['Created']}"})
+    assert values(metrics, "event.severity") == ({f"{LOG},entry=2": expected} if expected else {})
 
 
 # ---- services that cannot be read ----

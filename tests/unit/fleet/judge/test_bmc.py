@@ -169,6 +169,32 @@ def test_cause_of_a_bad_reading_names_the_part(name: str, scope: str, value: Any
     assert cause.action in ("inspect_hardware", "configure")
 
 
+@pytest.mark.parametrize(
+    ("models", "versions", "differing"),
+    [
+        # Models and versions are those of Supermicro (mock-up in github.com/NVIDIA/libredfish).
+        (["PWS-3K06G-2R", "PWS-3K06G-2R", "PWS-DF009-2F"], ["1.3", "1.3", "1.0"], []),
+        (["PWS-3K06G-2R", "PWS-DF009-2F", "PWS-DF009-2F"], ["1.3", "1.0", "1.0"], []),
+        (["PWS-3K06G-2R"] * 3, ["1.3", "1.3", "1.0"], ["h3"]),
+        ([None] * 3, ["1.3", "1.3", "1.0"], ["h3"]),  # these BMCs do not report the model
+    ],
+)
+def test_firmware_of_power_supplies_is_compared_within_their_model(
+    models: list[str | None], versions: list[str], differing: list[str]
+) -> None:
+    records = {}
+    for host, model, version in zip(HOSTS, models, versions, strict=True):
+        metrics = with_value(healthy(host).metrics(), "firmware.version", "component=PowerSupply1", version)
+        if model:
+            metrics = with_value(metrics, "firmware.part", "component=PowerSupply1", model)
+        records[host] = bmc_record(host, *[metrics] * len(MOMENTS))
+    evidence = fleet(**records)
+    assert [(item.host, item.criterion) for item in findings(evidence)] == [
+        (host, "bmc-firmware") for host in differing
+    ]
+    assert decision(evidence) == (REJECTED if differing else ACCEPTED)
+
+
 def test_host_with_fewer_power_supplies_than_the_others_is_named() -> None:
     metrics = with_value(healthy("h2").metrics(), "power_supply.fitted", "host", 1)
     metrics = tuple(

@@ -30,6 +30,7 @@ from schemas.plans import Plan
 from schemas.records import ERROR, Metric, Observation, Record
 from tests import builders
 from tests.unit.fleet.judge.small_fleet import criterion, one_figure_plan, pack, reading
+from tests.unit.fleet.judge.test_pass_layouts import count as count_passes
 from tests.unit.fleet.judge.test_passes import (
     BUSBW,
     BUSBW_FLOOR,
@@ -254,6 +255,26 @@ def test_optical_modules_are_compared_with_those_of_their_model() -> None:
 
     assert gathered(rule, evidence=on_hosts(module("A", 1.0), module("B", 1.0), module("A", 1.0))) == []
     assert gathered(rule, evidence=on_hosts(module("A", 1.0), module("A", 2.0), module("B", 2.0))) == []
+
+
+def test_firmware_of_adapters_is_compared_within_the_kind_of_their_boards() -> None:
+    """Two hosts have equal readings of the firmware, but different boards."""
+    name, scope = "infiniband.hca.firmware_version", "hca=mlx5_0"
+    rule = criterion(name, id="firmware", scope="hca", value=None, same_as_fleet=True)
+
+    def adapter(model: str, version: str) -> Change:
+        more = {
+            "model": reading(model, name="infiniband.hca.board_id", scope=scope),
+            "version": reading(version, name=name, scope=scope),
+        }
+        return with_constant_readings(**more)
+
+    assert gathered(rule, evidence=on_hosts(adapter("A", "1"), adapter("B", "1"), adapter("A", "1"))) == []
+    assert gathered(rule, evidence=on_hosts(adapter("A", "1"), adapter("A", "2"), adapter("B", "2"))) == []
+    equal = count_passes(rule, evidence=on_hosts(adapter("A", "1"), adapter("A", "1"), adapter("B", "1")))
+    assert equal.left() == {}
+    differing = count_passes(rule, evidence=on_hosts(adapter("A", "1"), adapter("B", "2"), adapter("A", "2")))
+    assert differing.left() == {"h1": ["firmware"], "h3": ["firmware"]}, "h2 is the only host with its kind of board"
 
 
 # Bandwidths and transports

@@ -143,6 +143,31 @@ def test_version_that_belongs_to_a_part_number_is_compared_within_it(
     assert failed == ([("h2", "gpu=1")] if fails else [])
 
 
+@pytest.mark.parametrize(
+    ("models", "versions", "failing"),
+    [
+        ("AAAB", "1112", []),  # a board of another kind
+        ("AABB", "1122", []),  # two kinds
+        ("AABB", "1222", ["h1", "h2"]),
+        ("AABBB", "11223", ["h5"]),
+        ("AAAA", "1112", ["h4"]),
+        ("-AAA", "2111", []),  # the kind of one board is not known
+        ("----", "1112", ["h4"]),  # no kind is known
+    ],
+)
+def test_firmware_of_an_adapter_is_compared_within_the_kind_of_its_board(
+    models: str, versions: str, failing: list[str]
+) -> None:
+    hosts = tuple(f"h{number}" for number in range(1, len(models) + 1))
+    plan, evidence, adapter = uniform_plan(*hosts), {}, "hca=mlx5_0"
+    for host, model, version in zip(hosts, models, versions, strict=True):
+        board = ("unsupported", "not reported") if model == "-" else model
+        readings = {"infiniband.hca.board_id": {adapter: board}, "infiniband.hca.firmware_version": {adapter: version}}
+        evidence[host] = with_readings(builders.evidence(plan)[host], readings)
+    verdicts = [item for item in judge(plan, evidence, (PACK,)) if item.criterion == "uniform-nic-firmware"]
+    assert [item.host for item in verdicts if item.verdict == FAIL] == failing
+
+
 def test_both_sides_of_a_tie_fail() -> None:
     plan = uniform_plan("h1", "h2")
     verdicts = uniformity_verdicts(
