@@ -142,6 +142,10 @@ _SHOWN = {
     "gpu.pcie.replays": ("had {value} PCIe replays during the run, at most {limit} are normal",),
     "gpu.power_limit_lowered": ("has its power limit lowered",),
     "gpu.clock.lowered": ("has its clocks lowered",),
+    "gpu.ecc.enabled": ("has ECC switched off",),
+    "gpu.ecc.change_pending": ("changes its ECC mode at the next reset",),
+    "gpu.mig.enabled": ("has MIG switched on",),
+    "gpu.mig.change_pending": ("changes its MIG mode at the next reset",),
     "gpu.ecc.uncorrectable_volatile": (
         "had {value} uncorrectable memory error",
         "had {value} uncorrectable memory errors",
