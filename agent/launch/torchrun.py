@@ -22,6 +22,8 @@ from agent.launch.request import LaunchRequest
 from agent.launch.supervise import Command
 from agent.placement.rank_placement import without_placement
 from agent.run.work_directory import write_request
+from collectors.files import Files
+from collectors.virtual import is_virtual
 from schemas.catalogue import BENCHMARKS, needs_torch, settings
 from schemas.errors import RackproofError
 from schemas.plans import Plan, PlannedHost
@@ -93,6 +95,7 @@ def launcher_command(
             "addresses": dict(gang.addresses) if len(members) > 1 else {},
             "fabric": bool(host.fabric_gbps or host.infiniband_ports)
             and {**host.environment, **request.environment}.get("NCCL_IB_DISABLE", "0") == "0",
+            "virtual": is_virtual(Files(Path("/"))) is True,
             **{kind: list(paths) for kind in STORAGE if (paths := host.directories(kind))},
             **({"nvlink_domain": domain} if (domain := common_domain(plan, members)) else {}),
             "device": host.device,

@@ -11,7 +11,8 @@ come from mlxlink.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -76,8 +77,15 @@ class OpticsCollector:
         paths = (find_program(self._root, tool) for tool in _TOOLS)
         tool = next((path for path in paths if path), None)
         readers = {number: partial(self._read, port, ethtool, tool) for number, port in enumerate(ports)}
-        for number, result in call_with_deadline(readers, DEADLINE_S).items():
-            module, link = (absent_module(result), absent_port(result)) if isinstance(result, Absent) else result
+        results = call_with_deadline(readers, DEADLINE_S)
+        known = {number: result[0] for number, result in results.items() if not isinstance(result, Absent)}
+        modules = _module_readings(ports, known)
+        for number, result in results.items():
+            module, link = (
+                (absent_module(result), absent_port(result))
+                if isinstance(result, Absent)
+                else (modules[number], result[1])
+            )
             for prefix, readings in (("optics", module), ("port", link)):
                 for (name, lane), value in readings.items():
                     scope = {**ports[number].labels, "lane": lane} if lane else ports[number].labels
@@ -122,8 +130,8 @@ class OpticsCollector:
         vendor, identity = (self._files.read(f"{device}/{name}", str) for name in ("vendor", "device"))
         return vendor == NVIDIA and identity not in VIRTUAL_FUNCTIONS
 
-    def _read(self, port: Port, ethtool: Ethtool, tool: Path | None) -> tuple[Readings, PortReadings]:
-        """Return the readings of the module and of the port."""
+    def _read(self, port: Port, ethtool: Ethtool, tool: Path | None) -> tuple[Module | Absent, PortReadings]:
+        """Return the module, or why it could not be read, and the readings of the port."""
         modules: list[Module | Absent] = []
         links: list[PortReadings] = []
         if port.is_virtual:
@@ -141,21 +149,38 @@ class OpticsCollector:
                 {key: value for key, value in link.items() if key[0] != "counter_age"} if port.interface else link
             )
         none = Absent.unsupported("the tools for this port do not report it" if port.has_link else NO_LINK)
-        return _best_module(modules, has_link=port.has_link), merge(*links, absent_port(none, without=OF_LANE))
+        return _best_module(modules), merge(*links, absent_port(none, without=OF_LANE))
 
 
-def _best_module(modules: list[Module | Absent], *, has_link: bool) -> Readings:
-    """Return the readings of the module of one port. `modules` has the result of each tool for this module, by precedence.
+def _best_module(modules: list[Module | Absent]) -> Module | Absent:
+    """Return the module of one port. `modules` has the result of each tool for this module, by precedence.
 
-    The first result with measurements of lanes is used, or else the first Module. If no tool could read the module, every reading
-    is the first Absent with the status `error`, or else the first Absent.
+    The first result with measurements of lanes is used, or else the first Module. If no tool could read the module, the result is
+    the first Absent with the status `error`, or else the first Absent.
     """
     known = [module for module in modules if isinstance(module, Module)]
     best = next((module for module in known if module.lanes), known[0] if known else None)
-    if best:
-        return best.readings(has_link=has_link)
-    reasons = sorted((item for item in modules if isinstance(item, Absent)), key=lambda item: item.status)
-    return absent_module(reasons[0])
+    return best or min((item for item in modules if isinstance(item, Absent)), key=lambda item: item.status)
+
+
+def _module_readings(ports: Sequence[Port], modules: Mapping[int, Module | Absent]) -> dict[int, Readings]:
+    """Return the readings of the module of each port; the keys are indices in `ports`.
+
+    Ports may share a module: each then shows all lanes of the module, but only some are its own.
+    """
+    links: dict[object, list[bool]] = defaultdict(list)
+    keys = {number: item.identity_key if isinstance(item, Module) else None for number, item in modules.items()}
+    for number, key in keys.items():
+        links[key or number].append(ports[number].has_link)
+    return {
+        number: absent_module(item)
+        if isinstance(item, Absent)
+        else item.readings(
+            has_link=ports[number].has_link,
+            is_lit_where_linked=item.is_lit_where_linked(links[keys[number] or number]),
+        )
+        for number, item in modules.items()
+    }
 
 
 def _module(rows: mlxlink.Rows | Absent) -> Module | Absent:

@@ -7,7 +7,7 @@ set until it is read, and ethtool reads the flags of CMIS lanes with a wrong mas
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from collectors.base import Absent, Value
@@ -20,11 +20,16 @@ MODULE, LANE = ("temperature", "voltage"), ("rx_power", "tx_power", "bias")
 """Quantities of the whole module, and of each lane."""
 FLAGS = ("rx_los", "tx_fault")
 """Flags of each lane."""
+RECEIVED = ("rx_power", "rx_los")
+"""Quantity and flag that show whether a lane receives light."""
 IDENTITY = ("vendor", "part_number", "serial", "firmware_version", "type", "state")
 LOW_POWER, FAULT = "ModuleLowPwr", "ModuleFault"
 ALARM, WARNING = "alarm", "warning"
 WITH_LIMITS = ("rx_power", "tx_power")
 """Quantities whose limits are readings too, because a power alone does not show whether it is too low or too high."""
+_NOT_OWN = "the lane receives no light, and a port without a link shares the module"
+_LEAST_SERIAL = 3
+"""Number of different characters in a serial. Placeholders such as `N/A` and `0000` have fewer, or no digit."""
 _NOT_REPORTED = Absent.unsupported("neither module nor tool reports it; copper cables report no measurements")
 NONE, LOW, HIGH = "none", "low", "high"
 """Values of `optics.*.alarm` and `optics.*.warning`: the value is within the module's limits, below the low limit, or
@@ -96,8 +101,43 @@ class Module:
         measured = self.lanes.values()
         return not measured or any(lane < len(values) and values[lane] for values in measured)
 
-    def readings(self, *, has_link: bool) -> Readings:
-        """Return every reading of the module. A reading that the module does not report is absent, with the reason."""
+    @property
+    def _dark_lanes(self) -> frozenset[int]:
+        """Indices of the lanes in use that receive no light or report the loss of the signal."""
+        dark = [index for index, power in enumerate(self.lanes.get("rx_power", ())) if power <= NO_LIGHT_W]
+        lost = [index for index, flag in enumerate(self.flags.get("rx_los", ())) if flag]
+        return frozenset(index for index in (*dark, *lost) if self._is_used(index))
+
+    @property
+    def identity_key(self) -> tuple[object, ...] | None:
+        """Values that are equal if two ports show the same module; None if the module has no serial that identifies it.
+
+        The two ends of a splitter cable may have one serial. They differ in the number of lanes or in the lanes without light.
+        """
+        serial = self.identity.get("serial", "")
+        if len(set(serial)) < _LEAST_SERIAL or not any(character.isdigit() for character in serial):
+            return None
+        return self.identity.get("vendor"), self.identity.get("part_number"), serial, self._lane_count, self._dark_lanes
+
+    def is_lit_where_linked(self, links: Sequence[bool]) -> bool:
+        """Return whether the module has dark lanes, and all of them can be those of ports without a link.
+
+        Args:
+            links: for each port that shares the module, whether it has a link. Each port has the same number of lanes. Without a
+                link, all lanes of a port may be dark.
+        """
+        of_port, remainder = divmod(self._lane_count, len(links))
+        if len(links) == 1 or remainder or not of_port or len(self._dark_lanes) % of_port:
+            return False
+        return 0 < len(self._dark_lanes) // of_port <= links.count(False)
+
+    def readings(self, *, has_link: bool, is_lit_where_linked: bool = False) -> Readings:
+        """Return every reading of the module. A reading that the module does not report is absent, with the reason.
+
+        Args:
+            has_link: whether the port has a link.
+            is_lit_where_linked: whether the dark lanes are those of other ports (`is_lit_where_linked`).
+        """
         readings: Readings = {}
         for name in IDENTITY:
             known = self.identity.get(name)
@@ -110,7 +150,8 @@ class Module:
             readings |= self._with_sides(quantity, "", value)
         readings |= self._limit_readings()
         for name in (*LANE, *FLAGS):
-            readings |= self._lane_readings(name, has_link=has_link)
+            not_own = self._dark_lanes if is_lit_where_linked and name in RECEIVED else frozenset()
+            readings |= self._lane_readings(name, not_own, has_link=has_link)
         return readings
 
     def _with_sides(self, quantity: str, lane: str, value: Value | Absent) -> Readings:
@@ -134,8 +175,8 @@ class Module:
                 readings[f"{quantity}.{level}_{side}", ""] = value
         return readings
 
-    def _lane_readings(self, name: str, *, has_link: bool) -> Readings:
-        """Return the readings of this quantity or flag for each lane.
+    def _lane_readings(self, name: str, not_own: Collection[int], *, has_link: bool) -> Readings:
+        """Return the readings of this quantity or flag for each lane. `not_own`: the indices of lanes of other ports.
 
         If the module does not report it on any lane, the result has absent readings of the whole module.
         """
@@ -145,8 +186,9 @@ class Module:
         reason = self._why_meaningless(name, has_link=has_link)
         readings: Readings = {}
         for index in range(self._lane_count):
-            is_known = index < len(lanes[name]) and self._is_used(index) and not reason
-            absent = Absent.unsupported(reason or "the lane is not in use")
+            is_own = self._is_used(index) and index not in not_own
+            is_known = index < len(lanes[name]) and is_own and not reason
+            absent = Absent.unsupported(reason or (_NOT_OWN if index in not_own else "the lane is not in use"))
             value: Value | Absent = lanes[name][index] if is_known else absent
             lane = str(index + 1)
             readings |= {(name, lane): value} if name in FLAGS else self._with_sides(name, lane, value)
@@ -159,7 +201,7 @@ class Module:
         received = self.lanes.get("rx_power", [])
         is_dark = bool(received) and not any(value > NO_LIGHT_W for value in received)
         lost = self.flags.get("rx_los") or []
-        if not has_link and name in ("rx_power", "rx_los") and (is_dark or (lost and all(lost))):
+        if not has_link and name in RECEIVED and (is_dark or (lost and all(lost))):
             return f"{NO_LINK}, and no lane receives light"
         if has_link and name == "rx_power" and is_dark and lost and not any(lost):
             return "all lanes have a signal, but the module measures no light"  # some active cables cannot measure it

@@ -83,6 +83,11 @@ _INSPECT_HOST = Handling(
     "replace the part that differs, or contact the vendor of the host.",
 )
 _RESET_AT_BOOT = "find what sets the old value at boot: image, configuration management or BMC."
+_RESET = (
+    "Drain the host and end all processes on the GPU, exporters included. Then reset it: sudo nvidia-smi --gpu-reset -i "
+    "PCI_ADDRESS. If the driver refuses, reboot the host."
+)
+_FIND_SETTER = "find what sets the mode: image, configuration management, job prolog or hypervisor."
 _MODULE = Handling(
     "Inspect and clean both ends of the fibre, reseat the module and the cable; the host may stay on. Then read the port again: "
     "ethtool -m INTERFACE, or mlxlink -d ADAPTER -m -c.",
@@ -142,6 +147,18 @@ HANDLING = {
         "GPU. Then reboot the host and measure it again.",
         _RESET_AT_BOOT,
     ),
+    ("ecc-mode", "configure", ""): Handling(
+        f"Switch ECC on: sudo nvidia-smi -i PCI_ADDRESS -e 1. It takes effect at the next reset. {_RESET}", _FIND_SETTER
+    ),
+    ("mig-mode", "configure", ""): Handling(
+        "End all processes on the GPU, exporters included. Then switch MIG off: sudo nvidia-smi -i PCI_ADDRESS -mig 0. If "
+        "nvidia-smi says that the change is pending, reset the GPU: sudo nvidia-smi --gpu-reset -i PCI_ADDRESS.",
+        _FIND_SETTER,
+    ),
+    ("compute-mode", "configure", ""): Handling(
+        "Restore the default mode: sudo nvidia-smi -i PCI_ADDRESS -c DEFAULT. A reboot restores it, too.", _FIND_SETTER
+    ),
+    **{(problem, "reset_gpu", ""): Handling(_RESET, _FIND_SETTER) for problem in ("ecc-mode", "mig-mode")},
     ("nvlink", "inspect_hardware", ""): Handling(
         "Drain the host and reboot it. If the link is still down, reseat the GPU.",
         "return the GPU (RMA). If a link of the new GPU is down, too, inspect the baseboard.",
@@ -309,8 +326,7 @@ OF_ACTION = {
     "reseat": Handling("Drain the host and power it off. Reseat the part.", "return the part (RMA)."),
     "recable": Handling("Move the cable to the switch port where it belongs. No part is faulty.", "check the labels."),
     "reset_gpu": Handling(
-        "Drain the host and end all processes on the GPU, exporters included. Then reset it: sudo nvidia-smi --gpu-reset -i "
-        "PCI_ADDRESS. If the driver refuses, reboot the host.",
+        _RESET,
         "run the field diagnostics of NVIDIA, or return the GPU (RMA).",
     ),
     "reboot": Handling("Drain the host and reboot it.", "inspect the hardware of the host, or return the part (RMA)."),

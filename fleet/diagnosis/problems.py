@@ -187,6 +187,17 @@ PROBLEMS = (
         explains_host=("fabric.imex.*", *_NETWORK),
         stops=True,
     ),
+    # Settings of a GPU. A change that the next reset makes comes before the setting itself: then only the reset is missing.
+    Problem(id="ecc-mode", title=words.describe, shown_by=("gpu.ecc.change_pending", "gpu.ecc.enabled")),
+    Problem(
+        id="mig-mode",
+        title=words.describe,
+        shown_by=("gpu.mig.change_pending", "gpu.mig.enabled"),
+        explains=("gpu.nvlink.active*", "gpu.nvlink.missing_links", "memory.bandwidth", *_COPIES, *_PEERS, *_COMPUTE),
+        explains_host=("collective.*", *_COMPUTE),
+        stops=True,
+    ),
+    Problem(id="compute-mode", title=words.describe, shown_by=("gpu.compute_mode",)),
     Problem(
         id="wrong-results",
         title=words.wrong_results,

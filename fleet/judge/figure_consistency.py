@@ -37,7 +37,17 @@ Problem = tuple[str, str, str, str]
 EQUAL_PARAMS = ("size", "size_bytes", "batch_size", "dtype", "data", "backend", "world_size", "workload", "network")
 """Parameters that must be equal for the same figure on all devices of a host, because they state what was measured."""
 OPTIONAL_PARAMS = frozenset(
-    {"algorithm", "protocol", "places", "moved_bytes", "transport", "directories", "first_wrong", "readers"}
+    {
+        "algorithm",
+        "protocol",
+        "places",
+        "moved_bytes",
+        "transport",
+        "directories",
+        "first_wrong",
+        "readers",
+        "pcie_rate",
+    }
 )
 """Parameters that some observations of a figure may lack."""
 CREDIBLE_RATIO = 20.0

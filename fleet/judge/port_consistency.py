@@ -1,7 +1,8 @@
 """Check that the figures of RDMA ports agree with each other and with the readings of the ports.
 
 The figures come from the benchmark `verbs`. The share of a test (`verbs.rate_ratio`) is its bandwidth divided by the rate of the
-port, or by twice the rate if the test sends both ways. The best share (`verbs.best_ratio`) of a port is its greatest share over
+port, or by twice the rate if the test sends both ways. If PCIe allows less than that rate, the parameter `pcie_rate` states how
+much, and takes its place. The best share (`verbs.best_ratio`) of a port is its greatest share over
 all partners (the other hosts with which it was tested).
 """
 
@@ -63,7 +64,7 @@ def _changed_links(view: HostView) -> Iterator[Problem]:
 def _wrong_rates(view: HostView, measured: list[Observation]) -> Iterator[Problem]:
     """Yield each bandwidth that does not fit its share: divided by the share, it must give the rate of the port.
 
-    If the test sends both ways, it must give twice the rate.
+    If the test sends both ways, it must give twice the rate. If its `pcie_rate` is lower, this takes the place of the rate.
 
     If no snapshot has the rate of the port, the median of the rates that follow from the port's tests takes its place.
     """
@@ -74,16 +75,19 @@ def _wrong_rates(view: HostView, measured: list[Observation]) -> Iterator[Proble
     tests: dict[tuple[Value, ...], dict[str, Observation]] = defaultdict(dict)
     for item in measured:
         tests[(item.stage, item.scope, *map(item.params.get, _SETTINGS))][item.name] = item
-    rates: dict[str, list[tuple[Observation, float]]] = defaultdict(list)
+    rates: dict[str, list[tuple[Observation, float, float]]] = defaultdict(list)
     for test in tests.values():
         if {BANDWIDTH, RATIO} <= test.keys() and number_or_zero(test[RATIO].value) > 0:
             bandwidth, ways = test[BANDWIDTH], 2 if test[BANDWIDTH].params.get("direction") == "both_ways" else 1
             rate = number_or_zero(bandwidth.value) / number_or_zero(test[RATIO].value) / ways
-            rates[port_of(bandwidth.scope)].append((bandwidth, rate))
+            limit = number_or_zero(test[RATIO].params.get("pcie_rate")) or math.inf
+            rates[port_of(bandwidth.scope)].append((bandwidth, rate, limit))
     for port, of_port in rates.items():
-        known = readings.get(port) or {statistics.median_low([rate for _, rate in of_port])}
-        for item, rate in of_port:
-            wrong = next((value for value in sorted(known) if not math.isclose(rate, value, rel_tol=TOLERANCE)), None)
+        full = [rate for _, rate, limit in of_port if limit == math.inf] or [math.inf]
+        known = readings.get(port) or {statistics.median_low(full)}
+        for item, rate, limit in of_port:
+            possible = sorted({min(value, limit) for value in known})
+            wrong = next((value for value in possible if not math.isclose(rate, value, rel_tol=TOLERANCE)), None)
             if wrong is not None:
                 reason = f"the bandwidth and its {RATIO} imply a port rate of {rate:g} B/s instead of {wrong:g} B/s"
                 yield item.name, item.scope, reason, item.stage

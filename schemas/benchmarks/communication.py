@@ -116,7 +116,7 @@ COMMUNICATION: Mapping[str, Benchmark] = {
                 {"bandwidth": "B/s", "rate_ratio": "1", "mtu": "B"},
                 "port",
                 over={"op": "ops", "direction": "directions", "memory": "memories", "sharing": "sharings"},
-                params=_PORT,
+                params={**_PORT, "pcie_rate": float},
                 demanded=False,
             ),
             *make_outputs(
@@ -128,7 +128,13 @@ COMMUNICATION: Mapping[str, Benchmark] = {
                 constants={"size_bytes": SMALL_MESSAGE_BYTES},
                 demanded=False,
             ),
-            Output(name="verbs.best_ratio", unit="1", scope="port", params={"partners": int}, demanded=False),
+            Output(
+                name="verbs.best_ratio",
+                unit="1",
+                scope="port",
+                params={"partners": int, "pcie_rate": float},
+                demanded=False,
+            ),
         ],
         params={"rail": int},
         cost_s=0.5,

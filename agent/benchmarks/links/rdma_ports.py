@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 
+from agent.benchmarks.links.pcie_links import Links, links_above
+
 CLASS = "sys/class/infiniband"
 INFINIBAND, ROCE = "InfiniBand", "Ethernet"
 CHANNEL_ADAPTER = "1: CA"
@@ -59,6 +61,8 @@ class RdmaPort:
     """Whether the port has a link that can transfer data."""
     can_connect: bool = True
     """Whether perftest can connect the port's queue pairs; false for adapters for iWARP and EFA."""
+    links: Links = ()
+    """The PCIe links above the adapter; empty for a software adapter, and in a virtual machine, which does not show them."""
 
     @property
     def scope(self) -> str:
@@ -66,19 +70,26 @@ class RdmaPort:
         return f"hca={self.hca},port={self.number}"
 
 
-def fabric_ports(fabric_stated: bool, root: Path = Path("/")) -> list[RdmaPort]:
+def fabric_ports(fabric_stated: bool, root: Path = Path("/"), *, is_virtual: bool = False) -> list[RdmaPort]:
     """Return the RDMA ports of the host in the order of `rail`; `unusable` says why a port is not measured.
 
     Args:
         fabric_stated: whether the inventory states a fabric, and `NCCL_IB_DISABLE` does not forbid RDMA. If False, RoCE ports
             are not measured: they may carry other traffic, and the virtual NICs of a cloud look like RoCE ports.
+        root: the root of the file system.
+        is_virtual: whether this is a virtual machine. Its PCIe links are not those of the host.
     """
     ports = list(_ports(root))
     ports.sort(key=lambda port: (not port.can_connect, port.slot))
     has_infiniband = any(port.link_layer == INFINIBAND and port.can_connect for port in ports)
     fastest = max((port.rate for port in ports if has_infiniband is (port.link_layer == INFINIBAND)), default=0.0)
     return [
-        replace(port, rail=rail, unusable=port.unusable or _not_fabric(port, has_infiniband, fabric_stated, fastest))
+        replace(
+            port,
+            rail=rail,
+            unusable=port.unusable or _not_fabric(port, has_infiniband, fabric_stated, fastest),
+            links=() if is_virtual else port.links,
+        )
         for rail, port in enumerate(ports)
     ]
 
@@ -160,6 +171,7 @@ def _port(hca: str, device: Path, path: Path) -> RdmaPort:
         cpus=_cpus(_text(device / "local_cpulist")),
         unusable=unusable if state and physical else "the state of the port cannot be read",
         is_active=is_active,
+        links=links_above(device),
     )
 
 

@@ -41,7 +41,7 @@ def run(context: RankContext, settings: Mapping[str, Any]) -> None:
         return
     request = read_request(context)
     report = PortReport(context, settings)
-    usable = report.usable_ports(fabric_ports(bool(request.get("fabric"))))
+    usable = report.usable_ports(fabric_ports(bool(request.get("fabric")), is_virtual=bool(request.get("virtual"))))
     if context.stage == GANG:
         measure_pairs(context, settings, report, usable, request)
     else:
@@ -91,7 +91,7 @@ def _loopback(context: RankContext, report: PortReport, test: VerbsTest, port: R
             problems = finish(runs, test.limit_s, progress)
             # An error of the server is often a consequence of the client's error.
             problem = problems["client"] or problems["server"]
-        problem = problem or report.figure(test, port, runs["client"].stdout(), sharing="alone")
+        problem = problem or report.figure(test, port, runs["client"].stdout(), [port], sharing="alone")
     except OSError as error:
         problem = f"{test.program} cannot be started: {error.strerror or error}"
     finally:

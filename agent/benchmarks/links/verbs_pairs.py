@@ -222,14 +222,16 @@ class PairOfHosts:
             else:
                 self._serve(run, rails, key, sides, problems)
             problems |= {slot: why for slot, why in finish(sides, run.test.limit_s, self._progress).items() if why}
-            for port, _ in rails:
+            at_once = [port for port, _ in rails]
+            for port in at_once:
                 if (
                     port.slot in sides
                     and port.slot not in problems
                     and (is_client or run.test.direction == "both_ways")
                 ):
                     stdout = sides[port.slot].stdout()
-                    if why := self._report.figure(run.test, port, stdout, sharing=run.sharing, partner=self._other):
+                    where = {"sharing": run.sharing, "partner": self._other}
+                    if why := self._report.figure(run.test, port, stdout, at_once, **where):
                         problems[port.slot] = why
         finally:
             for side in sides.values():

@@ -14,7 +14,7 @@ from fleet.judge.host_view import HostView
 from fleet.judge.localization.gang_pairs import GangPairs, switch_scope
 from fleet.judge.localization.launches import Attempt
 from fleet.judge.localization.matrix import NIC, RAIL, SWITCH, End, PairKind, Suspect
-from fleet.judge.port_coverage import BEST, SHARE
+from fleet.judge.port_coverage import BEST, SHARE, port_of
 from fleet.judge.wiring.links import host_links
 from schemas.records import MEASURED, Observation, Value
 from schemas.reports import FAIL, Verdict
@@ -23,7 +23,8 @@ from schemas.stages import GANG
 
 CABLE = "cable"
 ALONE = "verbs.rate_ratio"
-"""Figure: bandwidth of a port as a share of the port's rate. Only values in loopback (from the port to itself) are used here."""
+"""Figure: bandwidth of a port as a share of the rate that the port and its PCIe links allow. Only values in loopback (from the
+port to itself) are used here; of tests between hosts, only the parameter `pcie_rate`."""
 NEAREST, ADDRESS = "pcie.nearest_nics", "infiniband.hca.pci_address"
 FABRIC_PARTS = (RAIL, SWITCH)
 """Kinds of parts that several hosts share."""
@@ -108,7 +109,8 @@ class VerbsPairs(GangPairs):
     def _least_speeds(self) -> Mapping[PairKind, float]:
         """Return kind of pair -> the lowest bandwidth of a healthy pair in B/s.
 
-        It is a share of the lowest rate among the ports of all pairs of the kind.
+        It is a share of the lowest rate among the ports of all pairs of the kind. If PCIe allows less than the rate of a port
+        (parameter `pcie_rate` of its figures), this counts.
         """
         rates: dict[End, float] = {}
         for (host, rail), scope in self._scopes.items():
@@ -116,13 +118,21 @@ class VerbsPairs(GangPairs):
                 metric.values for _, metric in self._members[host].observations.metrics.get("infiniband.rate", ())
             ]
             known = [float(rate) for each in values if isinstance(rate := each.get(scope), int | float)]
-            rates[host, rail] = max(known, default=0.0)
+            rates[host, rail] = min([max(known, default=0.0), *self._pcie_rates(host, scope)])
         share = self._least_share(BEST)
         least: dict[PairKind, float] = {}
         for pair in self._pairs:
             rate = share * min(rates.get((pair.a, pair.rail), 0.0), rates.get((pair.b, pair.rail), 0.0))
             least[pair.kind] = min(least.get(pair.kind, rate), rate)
         return least
+
+    def _pcie_rates(self, host: str, scope: str) -> Iterator[float]:
+        """Yield the rates in B/s that PCIe allows to a port in its tests with other hosts, if below the port's rate."""
+        for item in self._members[host].observations[ALONE]:
+            limit = item.params.get("pcie_rate")
+            is_of_port = item.stage == GANG and port_of(item.scope) == scope
+            if is_of_port and self._is_compared(item) and isinstance(limit, int | float):
+                yield float(limit)
 
     def _least_share(self, name: str) -> float:
         return least_share(next(iter(self._members.values())), name)

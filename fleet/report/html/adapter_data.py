@@ -38,7 +38,7 @@ STATES = {PASS: "p", FAIL: "f", INCONCLUSIVE: "i"}
 POWERS = ("optics.rx_power", "optics.tx_power")
 LIMITS = ("alarm_low", "warning_low", "warning_high", "alarm_high")
 _VERBS = "verbs."
-_PORT_PARAMS = ("rail", "gid_index", "gid_type", "numa_node", "pci_path", "mtu", "partners")
+_PORT_PARAMS = ("rail", "gid_index", "gid_type", "numa_node", "pci_path", "mtu", "partners", "pcie_rate")
 """Parameters of a figure of `verbs` that describe the port. All its other parameters are settings of the test."""
 _SECTIONS = {"hca": "Adapter", "nic": "Interface", "pci": "PCI device"}
 _MAX_TEXT = 120

@@ -310,20 +310,45 @@ def test_local_machine_has_no_errors() -> None:
     assert wrong == {}
 
 
+X86, X86_GUEST, ARM = "flags\t: fpu mce", "flags\t: fpu hypervisor mce", "Features\t: fp asimd"
+
+
 @pytest.mark.parametrize(
-    ("flags", "product", "virtual"),
+    ("flags", "product", "vendor", "virtual"),
     [
-        ("flags\t: fpu hypervisor mce\n", "Standard PC\n", True),
-        ("flags\t: fpu mce\n", "KVM Virtual Machine\n", False),
-        ("Features\t: fp asimd\n", "KVM Virtual Machine\n", True),
-        ("Features\t: fp asimd\n", "GB200 NVL\n", None),
+        (X86_GUEST, "Standard PC", "QEMU", True),
+        (X86_GUEST, "p5.48xlarge", "Amazon EC2", True),
+        (X86, "KVM Virtual Machine", "QEMU", False),
+        (X86, "p5.metal", "Amazon EC2", False),
+        (ARM, "KVM Virtual Machine", "QEMU", True),
+        (ARM, "virt-9.2", "QEMU", True),
+        (ARM, "p6e-gb200.36xlarge", "Amazon EC2", True),
+        (ARM, "c7g.metal", "Amazon EC2", None),
+        (ARM, "m8g.metal-24xl", "Amazon EC2", None),
+        (ARM, "", "Amazon EC2", None),
+        (ARM, "OpenStack Nova", "OpenStack Foundation", True),
+        (ARM, "OpenStack Compute", "Red Hat", True),
+        (ARM, "Server", "RDO OpenStack Foundation", True),
+        (ARM, "Google Compute Engine", "Google", True),
+        (ARM, "Virtual Machine", "Microsoft Corporation", True),
+        (ARM, "VMware20,1", "VMware, Inc.", True),
+        (ARM, "HVM domU", "Xen", True),
+        (ARM, "None", "KubeVirt", True),
+        (ARM, "cloud-hypervisor", "Cloud Hypervisor", True),
+        (ARM, "GB200 NVL", "NVIDIA", None),
+        (ARM, "DEVCUBE", "XENON Systems Pty Ltd", None),
+        (ARM, "ARS-111GL-NHR", "Supermicro", None),
     ],
 )
-def test_virtual_machine_is_detected_by_cpu_flag_or_product_name(
-    tmp_path: Path, flags: str, product: str, virtual: bool | None
+def test_virtual_machine_is_detected_by_cpu_flag_or_else_by_product_and_vendor(
+    tmp_path: Path, flags: str, product: str, vendor: str, virtual: bool | None
 ) -> None:
-    """The product name is used only on ARM, whose processors have no hypervisor flag. `virtual`: None if it is unsupported."""
-    files = {"proc/cpuinfo": f"model name\t: A CPU\n{flags}", "sys/class/dmi/id/product_name": product}
+    """Product and vendor are used only on ARM, whose processors have no such flag. `virtual`: None if it is unsupported."""
+    files = {
+        "proc/cpuinfo": f"model name\t: A CPU\n{flags}\n",
+        "sys/class/dmi/id/product_name": f"{product}\n",
+        "sys/class/dmi/id/sys_vendor": f"{vendor}\n",
+    }
     value = readings(host.build_tree(tmp_path, files=files))["host.virtual_machine"]
     assert value == virtual if virtual is not None else isinstance(value, Absent) and value.status == "unsupported"
 

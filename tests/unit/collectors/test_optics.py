@@ -9,7 +9,7 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -426,6 +426,78 @@ def test_ports_of_adapters_and_interfaces_are_read_once_each(root: Path) -> None
     assert readings["port.raw_ber"][f"hca={links.ROCE},port=1"] == 2e-10  # only mlxlink reports a bit error rate
     # mlxlink reports the age of its own counters. Here the counters come from ethtool, so their age is unknown.
     assert isinstance(readings["port.counter_age"][f"hca={links.ROCE},port=1"], Absent)
+
+
+TWIN = "osfp-800g-healthy.v6.15.txt"
+"""A module with eight lanes, which two ports with four lanes each can share."""
+SECOND_HALF = (5, 6, 7, 8)
+
+
+def twin(dark: Sequence[int], serial: str = "AO2602000001") -> str:
+    """Return what ethtool prints for the module TWIN if these lanes receive no light."""
+    text = optics.ethtool(TWIN).replace("AO2602000001", serial)
+    for lane in dark:
+        text = re.sub(rf"(Rcvr signal avg optical power \(Channel {lane}\)\s*:).*", r"\1 0.0001 mW / -40.00 dBm", text)
+    flags = ", ".join("Yes" if lane in dark else "No" for lane in range(1, 9))
+    return re.sub(r"(Rx loss of signal +:) None", rf"\1 [ {flags} ]", text) if dark else text
+
+
+def dark_lanes(root: Path, first: str, second: str, *, links_up: tuple[bool, bool]) -> set[tuple[str, str]]:
+    """Return port and lane of each alarm, if two ports show these modules. `links_up`: whether each port has a link."""
+    for interface, text in ((links.ROCE_INTERFACE, first), (links.PLAIN_INTERFACE, second)):
+        optics.set_output(root, interface, "module", text)
+    links.write(
+        root,
+        str((links.port(root, links.ROCE) / "phys_state").relative_to(root)),
+        "5: LinkUp\n" if links_up[0] else "3: Disabled\n",
+    )
+    links.write(root, str((links.interface(root, links.PLAIN_INTERFACE) / "carrier").relative_to(root)),
+                f"{links_up[1]:d}\n")  # fmt: skip
+    readings = collect(root)
+    lost = {key for key, value in readings["optics.rx_los"].items() if value is True}
+    alarms = {key for key, value in readings["optics.rx_power.alarm"].items() if value == "low"}
+    assert lost == alarms
+    return {(key.split(",")[0].split("=")[0], key.rpartition("=")[2]) for key in alarms}
+
+
+@pytest.mark.parametrize(
+    ("dark", "links_up", "alarms"),
+    [
+        (SECOND_HALF, (True, False), set()),
+        (SECOND_HALF, (False, True), set()),
+        (SECOND_HALF, (False, False), set()),
+        ((), (True, False), set()),
+        (SECOND_HALF, (True, True), {(port, str(lane)) for port in ("hca", "nic") for lane in SECOND_HALF}),
+        ((5,), (True, True), {("hca", "5"), ("nic", "5")}),
+        ((5,), (True, False), {("hca", "5"), ("nic", "5")}),  # the fault that prevents the link
+        (
+            (2, *SECOND_HALF),
+            (True, False),
+            {(port, str(lane)) for port in ("hca", "nic") for lane in (2, *SECOND_HALF)},
+        ),
+        (range(1, 9), (True, False), {("hca", str(lane)) for lane in range(1, 9)}),
+    ],
+)
+def test_dark_lanes_of_a_shared_module_are_those_of_its_ports_without_a_link(
+    root: Path, dark: Sequence[int], links_up: tuple[bool, bool], alarms: set[tuple[str, str]]
+) -> None:
+    assert dark_lanes(root, twin(dark), twin(dark), links_up=links_up) == alarms
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (twin(SECOND_HALF), twin(SECOND_HALF, serial="AO2602000002")),
+        *((twin(SECOND_HALF, serial=serial), twin(SECOND_HALF, serial=serial))
+          for serial in ("N/A", "0000000000", "none", "", "11111111", "00000001")),
+        (twin(SECOND_HALF), twin((1, 2, 3, 4))),  # the two ends of a cable have one serial
+        (twin(SECOND_HALF), twin(())),
+    ],
+)  # fmt: skip
+def test_two_modules_are_not_taken_for_one(root: Path, first: str, second: str) -> None:
+    assert {lane for port, lane in dark_lanes(root, first, second, links_up=(True, False)) if port == "hca"} == {
+        str(lane) for lane in SECOND_HALF
+    }
 
 
 def test_scrape_has_no_readings_of_modules_and_ports(root: Path) -> None:

@@ -23,9 +23,10 @@ def write(path: Path, text: str) -> None:
 def add_adapter(
     root: Path, hca: str, bus: str, *, layer: str = "InfiniBand", rate: str = "400 Gb/sec (4X NDR)", state: str = "4: ACTIVE",
     link: str = "5: LinkUp", kind: str = "1: CA", gids: list[tuple[str, str]] = GIDS, virtual: bool = False,
+    function: int = 0,
 ) -> None:  # fmt: skip
     """Write the sysfs files of an adapter with one port. A bridge connects the adapter to the PCI root `bus` (hexadecimal)."""
-    device = root / f"sys/devices/pci0000:{bus}/0000:{bus}:01.0/0000:{int(bus, 16) + 1:02x}:00.0"
+    device = root / f"sys/devices/pci0000:{bus}/0000:{bus}:01.0/0000:{int(bus, 16) + 1:02x}:00.{function}"
     write(device / "numa_node", "1")
     write(device / "local_cpulist", "0-1,4")
     if virtual:

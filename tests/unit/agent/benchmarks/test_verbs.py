@@ -157,6 +157,49 @@ def test_every_figure_of_a_port_is_measured_from_the_port_to_itself(
     assert all("--report_gbits" in call for call in servers if "_bw" in call)
 
 
+def limit_links(root: Path, speed: str) -> None:
+    """Give every device and port of the PCI bus a link with 16 lanes and this highest speed."""
+    for device in [*root.glob("sys/devices/pci*/*"), *root.glob("sys/devices/pci*/*/*:*")]:
+        (device / "max_link_speed").write_text(f"{speed} PCIe\n")
+        (device / "max_link_width").write_text("16\n")
+
+
+@pytest.mark.parametrize(
+    ("speed", "virtual", "ratio", "allowed"),
+    [
+        ("64.0 GT/s", False, 0.493, []),
+        ("32.0 GT/s", False, 0.869, [56.72e9]),
+        ("32.0 GT/s", True, 0.493, []),
+    ],
+)
+def test_port_with_a_higher_rate_than_its_pcie_link_is_measured_against_the_link(
+    tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch, speed: str, virtual: bool, ratio: float,
+    allowed: list[float],
+) -> None:  # fmt: skip
+    add_adapter(tmp_path, "mlx5_0", "15", rate="800 Gb/sec (4X XDR)")
+    limit_links(tmp_path, speed)
+    observations = measure(tmp_path, monkeypatch, QUICK, virtual=virtual)["h1"]
+    (share,) = (item for item in observations if item["name"] == "verbs.rate_ratio")
+    assert share["value"] == pytest.approx(ratio, abs=1e-3)
+    assert [share["params"][key] for key in share["params"] if key == "pcie_rate"] == pytest.approx(allowed, rel=1e-3)
+    others = [item for item in observations if item["name"] != "verbs.rate_ratio"]
+    assert not [item for item in others if "pcie_rate" in item["params"]]
+
+
+def test_ports_of_one_adapter_share_its_pcie_link_if_they_are_measured_together(
+    tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (0, 1):
+        add_adapter(tmp_path, f"mlx5_{number}", "15", rate="400 Gb/sec (4X NDR)", function=number)
+    limit_links(tmp_path, "32.0 GT/s")
+    for of_host in pair(tmp_path, monkeypatch, QUICK | {"sharings": ["alone", "together"]}).values():
+        shares = [item for item in of_host if item["name"] == "verbs.rate_ratio"]
+        found = [(item["params"]["sharing"], item["params"].get("pcie_rate")) for item in shares]
+        assert found == [*[("alone", None)] * 2, *[("together", pytest.approx(28.36e9, rel=1e-3))] * 2]
+        best = [item for item in of_host if item["name"] == "verbs.best_ratio"]
+        assert [item["params"]["pcie_rate"] for item in best] == pytest.approx([28.36e9] * 2, rel=1e-3)
+
+
 def test_roce_port_is_used_with_its_gid(tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add_adapter(tmp_path, "mlx5_0", "15", layer="Ethernet")
     assert len(figures(measure(tmp_path, monkeypatch, QUICK)["h1"])) == 3

@@ -85,14 +85,14 @@ def test_findings_are_sorted_by_severity_and_exclude_idle_links() -> None:
     diagnosis = doctor.examine([collector], read_packs([]), host="h1", gpu_count=None, wait_s=0)
     assert [(item.action, item.criterion, item.serial) for item in diagnosis.findings] == [
         ("rma", "row-remap-failed", "165"),
-        ("reset_gpu", "ecc-enabled", "165"),
+        ("configure", "ecc-enabled", "165"),
     ]
     idle_links = [item for item in diagnosis.not_reported if item.criterion == "pcie-generation"]
     assert [item.reason.endswith(doctor.IDLE_REASON) for item in idle_links] == [True]
     assert diagnosis.exit_code == 1
     lines = doctor.table(diagnosis).splitlines()
     rows = [line.split()[0] for line in lines[lines.index("FAILED") + 1 : lines.index("FAILED") + 3]]
-    assert rows == ["rma", "reset"]
+    assert rows == ["rma", "configure"]
 
 
 def test_finding_in_the_kernel_log_says_that_only_a_reboot_clears_it(tmp_path: Path) -> None:

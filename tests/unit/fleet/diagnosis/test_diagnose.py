@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,7 @@ from fleet.diagnosis import words
 from fleet.diagnosis.diagnose import diagnose
 from fleet.diagnosis.handling import HANDLING, OF_ACTION, WITHOUT_EVIDENCE, handling
 from fleet.diagnosis.problems import PROBLEMS
+from fleet.judge.criteria import read_packs
 from fleet.judge.direction import MUST_BE_ZERO
 from fleet.judge.required_ports import PARTNER_PARAM
 from schemas.catalogue import BENCHMARKS
@@ -537,6 +539,57 @@ def test_handling_depends_on_the_kind_of_part(
     text = " ".join(handling(replace(cause, problem=problem, action=action, part=part)))
     assert expected in text
     assert unexpected not in text
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(f"gpu.{name}" for name in ("ecc.enabled", "ecc.change_pending", "mig.enabled", "mig.change_pending")),
+        *(f"gpu.{name}" for name in ("compute_mode", "power_limit_lowered", "clock.lowered", "power_limit")),
+        *(f"gpu.{name}" for name in ("accounting.enabled", "addressing_mode", "virtualization", "gsp.enabled")),
+        *("driver.confidential_compute", "host.persistence_daemon"),
+    ],
+)
+def test_no_part_is_returned_because_of_a_setting(name: str) -> None:
+    judging = [criterion for pack in read_packs([]) for criterion in pack.criteria if criterion.name == name]
+    assert judging
+    for criterion in judging:
+        kind = VerdictKind.PEERS if criterion.same_as_fleet else VerdictKind.LIMIT
+        (cause,) = diagnose([failed(name, action=criterion.action, severity=criterion.severity, kind=kind)], {})
+        now, if_it_returns = handling(cause)
+        assert now
+        assert if_it_returns.startswith("find ")
+        assert not re.search("RMA|diagnostic|replace|inspect", f"{now} {if_it_returns}")
+
+
+@pytest.mark.parametrize(
+    ("mode", "command"), [("ecc", "nvidia-smi -i PCI_ADDRESS -e 1"), ("mig", "nvidia-smi -i PCI_ADDRESS -mig 0")]
+)
+def test_mode_that_the_next_reset_changes_needs_only_the_reset(mode: str, command: str) -> None:
+    wrong = failed(f"gpu.{mode}.enabled", action="configure", severity="critical")
+    pending = failed(f"gpu.{mode}.change_pending", action="reset_gpu", severity="critical")
+    (cause,) = diagnose([wrong], {})
+    assert command in handling(cause).now
+    (cause,) = diagnose([wrong, pending], {})
+    assert (cause.action, len(cause.verdicts)) == ("reset_gpu", 2)
+    assert command not in handling(cause).now
+
+
+def test_nvlinks_and_slow_figures_of_a_partitioned_gpu_follow_from_its_partitioning() -> None:
+    verdicts = [
+        failed("gpu.mig.enabled", action="configure", severity="critical"),
+        failed("gpu.nvlink.active_links", value=0, limit=18),
+        failed("gpu.nvlink.missing_links", value=18, limit=0),
+        failed("gemm.throughput", value=1.0, limit=2.0, operator="ge"),
+        missing("stage.benchmark", kind=VerdictKind.UNFINISHED),
+        failed("gpu.ecc.uncorrectable_volatile", action="reset_gpu"),
+        failed("gpu.nvlink.active_links", "gpu=2", value=0, limit=18),
+    ]
+    assert {item[:3]: item[3] for item in summary(diagnose(verdicts, {}))} == {
+        ("mig-mode", "a", "gpu=1"): 5,
+        ("gpu-memory-errors", "a", "gpu=1"): 1,
+        ("nvlink", "a", "gpu=2"): 1,
+    }
 
 
 def test_waived_cause_needs_no_handling() -> None:

@@ -40,7 +40,7 @@ def test_healthy_fleet_has_no_finding() -> None:
 @pytest.mark.parametrize(
     ("over", "criterion", "action"),
     [
-        ({"gpu__ecc__enabled": {"gpu=0": True, "gpu=1": False}}, "ecc-enabled", "reset_gpu"),
+        ({"gpu__ecc__enabled": {"gpu=0": True, "gpu=1": False}}, "ecc-enabled", "configure"),
         ({"gpu__ecc__uncorrectable_volatile": {"gpu=0": 0, "gpu=1": 1}}, "ecc-uncorrectable-volatile", "reset_gpu"),
         (
             {"gpu__ecc__uncorrectable_sram_aggregate": {"gpu=0": 4, "gpu=1": 5}},

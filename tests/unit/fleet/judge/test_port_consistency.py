@@ -122,24 +122,29 @@ def test_best_share_is_the_higher_of_the_share_alone_and_the_share_with_all_port
 
 @pytest.mark.parametrize("seed", range(8))
 def test_figures_that_the_benchmark_reports_do_not_contradict_each_other(seed: int) -> None:
-    """The settings of `verbs` and the bandwidth of each test are random."""
+    """The settings of `verbs`, the bandwidth of each test and the PCIe link that both ports share are random."""
     draw = random.Random(seed)  # noqa: S311 - each seed is a repeatable case
     chosen = settings("verbs", {
         "ops": draw.sample(["write", "read", "send"], k=draw.randint(1, 3)), "memories": draw.choice([["host"], ["host", "gpu"]]),
         "directions": draw.choice([["one_way"], ["one_way", "both_ways"]]), "figures": ["bandwidth", "message_rate", "latency"],
         "sharings": draw.sample(["alone", "together"], k=draw.randint(1, 2)),
     })  # fmt: skip
-    context = Recorder(observations=[])
+    context = Recorder(observations=[], kind="cpu")
     report = PortReport(context, chosen)  # type: ignore[arg-type]
-    for partner, sharing, rail in itertools.product(("h2", "h3"), chosen["sharings"], range(2)):
-        port = RdmaPort(
+    links = draw.choice([(), (("0000:15:01.0", draw.uniform(0.4, 2.2) * RATE),)])
+    ports = [
+        RdmaPort(
             hca=f"mlx5_{rail}", number=1, slot=f"{rail}", rail=rail, link_layer="InfiniBand", rate=RATE, gid_index=0,
-            gid_type="IB", numa_node="0", pci_path="", cpus=(),
-        )  # fmt: skip
+            gid_type="IB", numa_node="0", pci_path="", cpus=(), links=links,
+        )
+        for rail in range(2)
+    ]  # fmt: skip
+    for partner, sharing, port in itertools.product(("h2", "h3"), chosen["sharings"], ports):
+        at_once = ports if sharing == "together" else [port]
         for planned in planned_tests(chosen):
             bits = draw.uniform(0.5, 0.99) * RATE * 8e-9 * (2 if planned.direction == "both_ways" else 1)
             stdout = LATENCY if planned.figure == "latency" else BANDWIDTH.replace("394.41", f"{bits:.2f}")
-            assert report.figure(planned, port, stdout, sharing=sharing, partner=partner) == ""
+            assert report.figure(planned, port, stdout, at_once, sharing=sharing, partner=partner) == ""
     report.best_partners()
     names = {item["name"] for item in context.observations}
     assert {"verbs.bandwidth", "verbs.rate_ratio"} <= names

@@ -79,6 +79,33 @@ def test_bandwidth_in_each_direction_is_roughly_its_share_of_the_rate_of_the_por
     assert found == ([("verbs.bandwidth", f"{PORT},partner=h2", reason)] if is_wrong else [])
 
 
+@pytest.mark.parametrize("readings", [None, [{}]], ids=["rate read", "rate not read"])
+@pytest.mark.parametrize(
+    ("bandwidth", "share", "pcie_rate", "is_wrong"),
+    [
+        (2.5e10, 1.0, 2.5e10, False),
+        (2.25e10, 0.9, 2.5e10, False),
+        (4.5e10, 0.9, 2.5e10, True),  # the share is that of the whole rate of the port
+        (2.25e10, 0.9, 2.0e10, True),
+    ],
+)
+def test_share_of_what_pcie_allows_fits_the_stated_rate(
+    bandwidth: float, share: float, pcie_rate: float, is_wrong: bool, readings: Any
+) -> None:
+    tests = [
+        figure("bandwidth", bandwidth),
+        figure("rate_ratio", share, pcie_rate=pcie_rate),
+        *bandwidth_and_share(4.5e10, 0.9, partner="h3"),
+    ]
+    found = problems(*tests) if readings is None else problems(*tests, readings=readings)
+    assert [scope for name, scope, _ in found if name == "verbs.bandwidth"] == [f"{PORT},partner=h2"] * is_wrong
+
+
+def test_pcie_rate_above_the_rate_of_the_port_does_not_replace_it() -> None:
+    found = problems(figure("bandwidth", 5.4e10), figure("rate_ratio", 0.9, pcie_rate=6e10))
+    assert [name for name, *_ in found if name == "verbs.bandwidth"]
+
+
 def test_figures_of_a_port_are_compared_with_each_other_if_its_rate_was_not_read() -> None:
     tests = [
         *bandwidth_and_share(4.5e10, 0.9),

@@ -51,6 +51,7 @@ def judged(
     rails: int = 2,
     of_h2: Sequence[Observation] = (),
     rates: Mapping[int, float] | None = None,
+    pcie_rate: float | None = None,
     switches: Callable[[int, int], tuple[str, str]] | None = None,
     is_roce: bool = False,
     verdicts: Sequence[Verdict] = (),
@@ -64,6 +65,7 @@ def judged(
         rails: number of ports of each host.
         of_h2: further figures of the host h2.
         rates: rail -> rate of its ports in B/s, which all hosts report.
+        pcie_rate: rate in B/s that PCIe allows to each port, if the figures between hosts state one.
         switches: returns ID and name of the switch of a port, given the number of the host and the rail.
         is_roce: whether ID and name of the switch are readings of the port's network interface instead of the port.
         verdicts: verdicts of criteria, which the localization takes into account.
@@ -90,10 +92,21 @@ def judged(
         shot = Snapshot(stage="preflight", phase="before", at=builders.WHEN, duration_s=0.1, metrics=tuple(metrics))
         host_record, gang_record = view.evidence.records
         own = of_h2 if view.host.name == "h2" else ()
+        gang_record = replace(gang_record, observations=with_shares(gang_record.observations, pcie_rate))
         host_record = replace(host_record, snapshots=(shot,), observations=tuple(own))
         evidence = replace(view.evidence, records=(host_record, gang_record))
         views.append(HostView(view.plan, view.host, evidence, packs))
     return [item for item in of_layer(judge_gangs(views, verdicts), "verbs") if item.verdict != PASS]
+
+
+def with_shares(figures: Sequence[Observation], pcie_rate: float | None) -> tuple[Observation, ...]:
+    """Return the figures and, if `pcie_rate` is given, the share of it that each bandwidth of a port is."""
+    shares = [
+        replace(item, name="verbs.rate_ratio", unit="1", params={**item.params, "pcie_rate": pcie_rate})
+        for item in figures
+        if item.name == "verbs.bandwidth" and pcie_rate
+    ]
+    return (*figures, *shares)
 
 
 def at_h2(pair: Pair) -> bool:
@@ -247,6 +260,17 @@ def test_slow_majority_of_rails_is_found_only_below_an_absolute_limit(
     """The absolute limit is the rate of the ports, multiplied by the value of the criterion `best`."""
     below = [best("h1", rail) for rail in range(3)]
     found = judged(lambda pair: pair.rail < 3, size=6, rails=4, rates=rates, packs=packs, verdicts=below)
+    assert {item.part for item in found if item.part.startswith("rail")} == (
+        {"rail=0", "rail=1", "rail=2"} if is_found else set()
+    )
+
+
+@pytest.mark.parametrize(
+    ("pcie_rate", "is_found"), [(None, True), (SLOW * RATE, False), (0.9 * RATE, True), (2 * RATE, True)]
+)
+def test_majority_of_rails_that_reaches_what_pcie_allows_is_not_slow(pcie_rate: float | None, is_found: bool) -> None:
+    rates, below = dict.fromkeys(range(4), RATE), [best("h1", rail) for rail in range(3)]
+    found = judged(lambda pair: pair.rail < 3, size=6, rails=4, rates=rates, pcie_rate=pcie_rate, verdicts=below)
     assert {item.part for item in found if item.part.startswith("rail")} == (
         {"rail=0", "rail=1", "rail=2"} if is_found else set()
     )
