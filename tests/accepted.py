@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rackproof import main as command
-from schemas import documents
+from schemas import documents, quick
 from schemas.plans import Plan
 from schemas.records import Observation, Record, to_json
 from tests import builders
@@ -32,7 +32,8 @@ def run_directory(
     documents.write(directory / "plan.json", to_json(plan))
     for host in plan.hosts:
         for record in builders.records(plan, host.name):
-            documents.write(directory / "hosts" / f"{host.name}.json", to_json(change(record)))
+            text = quick.text(to_json(change(record)))  # faster than `documents.write`
+            documents.write_text(directory / "hosts" / f"{host.name}.json", text, durable=False)
     return directory
 
 

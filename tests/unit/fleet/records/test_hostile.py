@@ -8,6 +8,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -44,12 +45,18 @@ def deadline() -> Iterator[None]:
     signal.signal(signal.SIGALRM, previous)
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    """Write a short, valid run of two hosts, and return its directory."""
-    directory = tmp_path / "runs" / "r1"
+@pytest.fixture(scope="module")
+def valid_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a short, valid run of two hosts, and return its directory. Tests must not change it."""
+    directory = tmp_path_factory.mktemp("runs") / "r1"
     fuzz.small_run(directory, full=True)
     return directory
+
+
+@pytest.fixture
+def run(tmp_path: Path, valid_run: Path) -> Path:
+    """Return the directory of a copy of `valid_run`."""
+    return shutil.copytree(valid_run, tmp_path / "runs" / "r1")
 
 
 def command(
