@@ -89,7 +89,7 @@ class ObservationIndex(Mapping[str, list[Observation]]):
         return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self.metrics.keys() | self._others.keys())
+        return len(self._names)
 
     def benchmark_names(self) -> Set[str]:
         """Return the names of all observations outside of snapshots: benchmark results, and software versions of the ranks."""
