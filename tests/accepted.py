@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rackproof import main as command
-from schemas import documents, quick
+from schemas import documents
 from schemas.plans import Plan
 from schemas.records import Observation, Record, to_json
 from tests import builders
@@ -32,8 +32,7 @@ def run_directory(
     documents.write(directory / "plan.json", to_json(plan))
     for host in plan.hosts:
         for record in builders.records(plan, host.name):
-            text = quick.text(to_json(change(record)))  # faster than `documents.write`
-            documents.write_text(directory / "hosts" / f"{host.name}.json", text, durable=False)
+            builders.write_record(directory / "hosts" / f"{host.name}.json", change(record))
     return directory
 
 
