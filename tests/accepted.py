@@ -32,7 +32,7 @@ def run_directory(
     documents.write(directory / "plan.json", to_json(plan))
     for host in plan.hosts:
         for record in builders.records(plan, host.name):
-            documents.write(directory / "hosts" / f"{host.name}.json", to_json(change(record)))
+            builders.write_record(directory / "hosts" / f"{host.name}.json", change(record))
     return directory
 
 

@@ -134,7 +134,7 @@ def small_run(directory: Path, full: bool = False, gang: bool = False, hosts: Se
     for host in plan.hosts:
         for record in builders.records(plan, host.name):
             folder = f"gangs/{record.gang}" if record.gang else "hosts"
-            documents.write(directory / folder / f"{host.name}.json", to_json(record if full else shortened(record)))
+            builders.write_record(directory / folder / f"{host.name}.json", record if full else shortened(record))
     event = {"at": builders.WHEN, "play": "Gang", "what": "passed", "hosts": [*hosts]}
     (directory / "events.jsonl").write_text(json.dumps(event) + "\n")
     return plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Hashable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from fleet.judge.baseline import AcceptedRecord
 from fleet.judge.criteria import Criterion, Pack
@@ -126,11 +126,10 @@ class HostView:
         metrics = {id(metric): metric for _, metric in self.observations.metrics.get("gpu.peer.link", ())}
         for metric in metrics.values():
             for scope, path in metric.values.items():
-                number, labels = _nvlinks_of_path(str(path)), Scope.parse(scope).labels
-                if number is None or labels.keys() != {"gpu", "peer"}:
-                    continue
-                for pair in (scope, f"gpu={labels['peer']},peer={labels['gpu']}"):
-                    links[pair] = max(links.get(pair, 0), number)
+                number = _nvlinks_of_path(str(path))
+                if number is not None:
+                    for pair in _both_orders(scope):
+                        links[pair] = max(links.get(pair, 0), number)
         return links
 
     def nvlinks_between(self, scope: str) -> int | None:
@@ -302,6 +301,14 @@ class HostView:
         )
 
 
+@lru_cache(maxsize=1024)
+def _both_orders(scope: str) -> tuple[str, ...]:
+    """Return the scope of a pair of GPUs, and that of the same pair in the other order; nothing for any other scope."""
+    labels = Scope.parse(scope).labels
+    return (scope, f"gpu={labels['peer']},peer={labels['gpu']}") if labels.keys() == {"gpu", "peer"} else ()
+
+
+@lru_cache(maxsize=1024)
 def _nvlinks_of_path(path: str) -> int | None:
     """Return the number of NVLinks in a path as `nvidia-smi topo -m` writes it: 18 for `NV18`, 0 for PCIE_PATHS, else None."""
     if path in PCIE_PATHS:

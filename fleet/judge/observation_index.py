@@ -89,7 +89,7 @@ class ObservationIndex(Mapping[str, list[Observation]]):
         return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self.metrics.keys() | self._others.keys())
+        return len(self._names)
 
     def benchmark_names(self) -> Set[str]:
         """Return the names of all observations outside of snapshots: benchmark results, and software versions of the ranks."""
@@ -97,9 +97,13 @@ class ObservationIndex(Mapping[str, list[Observation]]):
 
     def measured_at(self, scope: str) -> bool:
         """Return whether the host measured anything in that scope."""
-        if any(scope in metric.values for metrics in self.metrics.values() for _, metric in metrics):
-            return True
-        return any(item.scope == scope and item.status == MEASURED for name in self for item in self[name])
+        return scope in self._measured_scopes
+
+    @cached_property
+    def _measured_scopes(self) -> set[str]:
+        """The scopes in which the host measured anything."""
+        of_readings = (metric.values for metrics in self.metrics.values() for _, metric in metrics)
+        return {item.scope for name in self for item in self[name] if item.status == MEASURED}.union(*of_readings)
 
     def with_reading(self, scopes: Iterable[str]) -> set[str]:
         """Return those of the scopes that have a value of any metric in a snapshot."""

@@ -28,7 +28,7 @@ def versions(
         observations: index of the evidence, if the caller has one.
     """
     compared = compared_criteria(criteria)
-    index = observations or ObservationIndex(evidence)
+    index = ObservationIndex(evidence) if observations is None else observations
     by_name: dict[str, dict[str, str]] = {}
     for name in version_names(index, compared):
         of_name = [criterion for criterion in compared if criterion.matches_name(name)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -63,8 +63,9 @@ def healthy_observations(data: GpuData, plan: Plan, host: PlannedHost, group: Si
     for expectation in plan.expected_of(host):
         if expectation.stage != group.stage or not can_observe(expectation.name, group.ranks):
             continue
+        bodies = list(_bodies(data, plan, host, expectation, group))
         for scope, draw_group in _scopes(plan, host, expectation, group):
-            for body in _bodies(data, plan, host, expectation, group):
+            for body in bodies:
                 yield {"name": expectation.name, "scope": scope, "stage": expectation.stage, **body(draw_group)}
         if expectation.name == "host_memory.nodes":
             yield from _node_observations(data, expectation.stage, group)
@@ -205,12 +206,21 @@ def _member_texts(
     if expectation.name in ("stress.clock", "stress.efficiency"):
         values = _derived_values(data, expectation)
     else:
-        values = values_by_level(
-            _scaled_spread(data, figure["spread"], expectation, group), _SHUFFLES.get(expectation.name, 0)
-        )
-        if expectation.scope == "world" and figure["unit"] == "s":
-            values.reverse()  # a higher level means a faster part, which takes less time
+        # A higher level means a faster part, which takes less time.
+        is_falling = expectation.scope == "world" and figure["unit"] == "s"
+        spread = _scaled_spread(data, figure["spread"], expectation, group)
+        samples = tuple(figure["samples"].items()) if "samples" in figure else ()
+        return _level_texts(tuple(spread), _SHUFFLES.get(expectation.name, 0), is_falling, samples)
     return value_members(values, figure.get("samples"))
+
+
+@lru_cache(maxsize=4096)
+def _level_texts(
+    spread: Sequence[float], shuffle: int, is_falling: bool, samples: Iterable[tuple[str, Any]]
+) -> Sequence[str]:
+    """Return the members `value` and `samples` as JSON at each level. `is_falling`: a higher level has a lower value."""
+    values = values_by_level(spread, shuffle)
+    return value_members(values[::-1] if is_falling else values, dict(samples))
 
 
 def _derived_values(data: GpuData, expectation: Expectation) -> list[float]:
@@ -292,11 +302,19 @@ def _collective_body(
     }
     if kind == "wrong_elements":
         return params, "1", '"value":0'
-    seconds, texts = _latencies(data, op, placement, "latency", size, group, fabric_gbps)
     if kind == "latency":
-        return params, "s", texts
+        return params, "s", _latencies(data, op, placement, kind, size, group, fabric_gbps)[1]
     factor = bus_factor(curve["factor"], data.measured_ranks, group.ranks) if kind == "busbw" else 1.0
-    return params, "B/s", value_members([size * factor / value for value in seconds], None)
+    return params, "B/s", _bandwidths(data.model, op, placement, size, factor, group, fabric_gbps)
+
+
+@lru_cache(maxsize=4096)
+def _bandwidths(
+    model: str, op: str, placement: str, size: int, factor: float, group: SimulatedRanks, fabric_gbps: float
+) -> Sequence[str]:
+    """Return the bandwidth of a collective at each level as JSON member `value`. `factor`: bus / algorithm bandwidth."""
+    seconds, _ = _latencies(read_gpu_data(model), op, placement, "latency", size, group, fabric_gbps)
+    return value_members([size * factor / value for value in seconds], None)
 
 
 def _curve(data: GpuData, op: str, placement: str, kind: str) -> Mapping[str, Any]:

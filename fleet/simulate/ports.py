@@ -6,6 +6,7 @@ A simulated host has one InfiniBand port for each GPU.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from fleet.judge.port_coverage import BEST, SHARE, PortFigure, planned_figures
@@ -160,20 +161,21 @@ def _texts(host: PlannedHost, figure: PortFigure, *, in_gang: bool) -> Sequence[
     kind = figure.name.removeprefix(f"{VERBS}.")
     if kind in ("latency", "message_rate"):
         median, deviation = (assumptions.PAIR_FIGURES if in_gang else assumptions.PORT_FIGURES)[kind]
-        return [f'"value":{text}' for text in json_numbers(_values(median, deviation))]
+        return _value_texts(median, deviation)
     share, deviation = assumptions.PAIR_SHARE if in_gang else assumptions.PORT_SHARE
     ways = 2 if figure.params["direction"] == "both_ways" else 1
-    factor = port_rate(host) * ways if kind == "bandwidth" else 1.0
-    return [f'"value":{text}' for text in json_numbers(value * factor for value in _values(share, deviation))]
+    return _value_texts(share, deviation, port_rate(host) * ways if kind == "bandwidth" else 1.0)
 
 
-def _values(median: float, deviation: float) -> list[float]:
-    """Return the value at each level.
+@lru_cache(maxsize=64)
+def _value_texts(median: float, deviation: float, factor: float = 1.0) -> tuple[str, ...]:
+    """Return the JSON member `value` at each level, for a value that is multiplied by `factor`.
 
     `deviation` is the greatest distance from the median, as a share of the median. The standard deviation is a third of that
     distance.
     """
-    return values_by_level([median, median * (1 - deviation), median * (1 + deviation), median * deviation / 3])
+    spread = [median, median * (1 - deviation), median * (1 + deviation), median * deviation / 3]
+    return tuple(f'"value":{text}' for text in json_numbers(value * factor for value in values_by_level(spread)))
 
 
 def update_best(document: Doc) -> None:

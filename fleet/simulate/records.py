@@ -7,10 +7,10 @@ of its gang.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from fleet.judge.criteria import read_packs
@@ -388,6 +388,18 @@ def _scopes(general_scope: str, devices: int) -> Iterator[tuple[int, str]]:
             yield gpu, general_scope.replace("gpu=*", f"gpu={gpu}")
 
 
+_IDENTITIES: Mapping[str, Callable[[int, float], Any]] = {
+    "gpu.uuid": lambda gpu, _at: Placeholder(f"uuid{gpu}"),
+    "gpu.serial": lambda gpu, _at: Placeholder(f"serial{gpu}"),
+    "gpu.pci_bus_id": lambda gpu, _at: bus_id(max(gpu, 0)),
+    "gpu.minor_number": lambda gpu, _at: gpu,
+    "gpu.module_id": lambda gpu, _at: gpu + 1,
+    "gpu.board_id": lambda gpu, _at: gpu,
+    "host.uptime": lambda _gpu, at: Placeholder(f"up {at}", "%s"),
+}
+"""Reading -> function that takes the index of the GPU and the time of the snapshot, and returns the value."""
+
+
 def _value(name: str, value: Any, gpu: int, devices: int, at: float) -> Any:
     """Return the value of a reading.
 
@@ -397,28 +409,23 @@ def _value(name: str, value: Any, gpu: int, devices: int, at: float) -> Any:
     - readings with a measured minimum and maximum: a slot with levels between these two
     - other readings: the measured value
     """
-    identities: Mapping[str, Any] = {
-        "gpu.uuid": Placeholder(f"uuid{gpu}"),
-        "gpu.serial": Placeholder(f"serial{gpu}"),
-        "gpu.pci_bus_id": bus_id(max(gpu, 0)),
-        "gpu.minor_number": gpu,
-        "gpu.module_id": gpu + 1,
-        "gpu.board_id": gpu,
-        "host.uptime": Placeholder(f"up {at}", "%s"),
-    }
-    if name in identities:
-        return identities[name]
+    if make_identity := _IDENTITIES.get(name):
+        return make_identity(gpu, at)
     if name in GPU_COUNTS and gpu < 0:
         return devices
     if name in PROPORTIONAL_READINGS:
         return value * devices // READINGS_GPUS
     if isinstance(value, list):
-        minimum, maximum = value
-        steps = [minimum + (maximum - minimum) * level / (LEVELS - 1) for level in range(LEVELS)]
-        is_integer = isinstance(minimum, int) and isinstance(maximum, int)
-        texts = [str(round(step)) for step in steps] if is_integer else json_numbers(steps)
-        return Slot(texts=texts, group=f"gpu={gpu}/readings")
+        return Slot(texts=_steps(*value), group=f"gpu={gpu}/readings")
     return value
+
+
+@lru_cache(maxsize=4096, typed=True)
+def _steps(minimum: float, maximum: float) -> Sequence[str]:
+    """Return the value at each level as JSON. Between integers, all values are integers."""
+    steps = [minimum + (maximum - minimum) * level / (LEVELS - 1) for level in range(LEVELS)]
+    is_integer = isinstance(minimum, int) and isinstance(maximum, int)
+    return [str(round(step)) for step in steps] if is_integer else json_numbers(steps)
 
 
 def host_values(

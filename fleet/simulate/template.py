@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-_encode = json.JSONEncoder(ensure_ascii=False).encode
+_MARK = "\0"
+"""Text that stands for a slot while a document is encoded. No other text of a document is equal to it."""
+_SLOT = re.compile(r'(?:"\*\*":)?"\\u0000"')
+"""JSON of _MARK, with the key `**` if it has this key."""
 HOST, GANG = "host", "gang"
 """Values of `Slot.drawn_by`: a random value is drawn once for each host, or once for all hosts of a gang."""
 
@@ -99,46 +103,40 @@ class Template:
         ]
         return self
 
-    def add(self, value: Any) -> None:
-        """Append a value to the JSON text."""
+    def add(self, value: Slot | Greatest | Placeholder) -> None:
+        """Append a slot to the JSON text."""
         if isinstance(value, Slot):
             groups = self.groups[value.drawn_by]
             self._add_slot(value.texts, value.drawn_by, groups.setdefault(value.group, len(groups)))
         elif isinstance(value, Greatest):
             self.greatest[len(self.slots)] = value
             self._add_slot(value.texts[:1], "", 0)
-        elif isinstance(value, Placeholder):
+        else:
             before, after = value.form.split("%s")
             self.pieces[-1] += before
             self._add_slot(self.placeholders.setdefault(value.name, [""]), "", 0)
             self.pieces[-1] += after
-        elif isinstance(value, Mapping):
-            self._add_mapping(value)
-        elif isinstance(value, list | tuple):
-            self.pieces[-1] += "["
-            for index, item in enumerate(value):
-                self.pieces[-1] += "," if index else ""
-                self.add(item)
-            self.pieces[-1] += "]"
-        else:
-            self.pieces[-1] += _encode(value)
 
     def _add_slot(self, texts: Sequence[str], drawn_by: str, group: int) -> None:
         self.slots.append((texts, drawn_by, group))
         self.pieces.append("")
 
-    def _add_mapping(self, value: Mapping[str, Any]) -> None:
-        self.pieces[-1] += "{"
-        for index, (key, item) in enumerate(value.items()):
-            self.pieces[-1] += "," if index else ""
-            if key != "**":
-                self.pieces[-1] += f"{json.dumps(key)}:"
-            self.add(item)
-        self.pieces[-1] += "}"
-
 
 def compile_template(document: Any) -> Template:
     """Return the template of a document that contains slots and placeholders."""
-    template = Template()
-    template.add(document)
+    found: list[Slot | Greatest | Placeholder] = []
+
+    def mark(value: Any) -> str:
+        if not isinstance(value, Slot | Greatest | Placeholder):
+            raise TypeError(f"a record cannot contain {value!r}")
+        found.append(value)
+        return _MARK
+
+    # The encoder is written in C, and calls `mark` for each slot in the order of the text.
+    text = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=mark).encode(document)
+    first, *others = _SLOT.split(text)
+    template = Template(pieces=[first])
+    for slot, piece in zip(found, others, strict=True):
+        template.add(slot)
+        template.pieces[-1] += piece
     return template.finish()

@@ -6,12 +6,18 @@ On each host of the simulated runs, GPUs 0 and 1 have one serial, and GPUs 2 and
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from fleet.report.judge_run import judge_report
+from schemas.reports import FAIL, REJECTED, Verdict
 from tests.accepted import call, rackproof, report_of
-from tests.simulated import on_boards, own, simulate
+from tests.simulated import Document, on_boards, own, simulate
+
+Change = Callable[[Document], None]
 
 UUID = "GPU-51400000-0000-4000-8000-00000001000{}"
 """UUID of a GPU of r01-h02."""
@@ -33,27 +39,37 @@ def changes(*directories: Path) -> set[tuple[str, str, str, str]]:
     }
 
 
-def accepted_baseline(directory: Path, *runs: Path) -> list[str]:
-    """Report and accept the runs as the baseline `directory`; return the output."""
-    for run in runs:
+@pytest.fixture(scope="module")
+def accepted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Change], tuple[Path, Path, list[str]]]:
+    """Return a function that returns a healthy run with a report, the baseline from this run, and the output of `accept`.
+
+    Its argument changes the records of the run. Tests must not change the directories.
+    """
+
+    @cache
+    def accepted_run(change: Change) -> tuple[Path, Path, list[str]]:
+        directory = tmp_path_factory.mktemp("accepted")
+        run, baselines = simulate(directory / "before", change=change), directory / "baselines"
         assert call("report", run) == 0
-    code, shown = lines(
-        "baseline", "accept", *runs, "--baseline", directory, "--by", "Ada Example", "--why", "a test of boards"
-    )
-    assert code == 0, shown
-    return shown
+        code, shown = lines(
+            "baseline", "accept", run, "--baseline", baselines, "--by", "Ada Example", "--why", "a test of boards"
+        )
+        assert code == 0, shown
+        return run, baselines, shown
+
+    return accepted_run
 
 
 @pytest.mark.parametrize("fault", ["slow_gpu", "slow_hbm", "missing_gpu", "nvlink_down"])
 @pytest.mark.parametrize("gpu", [0, 1])
-def test_shared_serials_change_nothing_in_what_diff_finds(tmp_path: Path, fault: str, gpu: int) -> None:
+def test_shared_serials_change_nothing_in_what_diff_finds(
+    tmp_path: Path, accepted: Callable[[Change], tuple[Path, Path, list[str]]], fault: str, gpu: int
+) -> None:
     found = []
     for name, change in (("own", own), ("shared", on_boards)):
-        home = tmp_path / name
-        before = simulate(home / "before", change=change)
-        after = simulate(home / "after", f"{fault}:r01-h02:{gpu}", day=2, change=change)
-        accepted_baseline(home / "baselines", before)
-        found.append((changes(before, after), changes(home / "baselines", after)))
+        before, baselines, _ = accepted(change)
+        after = simulate(tmp_path / name / "after", f"{fault}:r01-h02:{gpu}", day=2, change=change)
+        found.append((changes(before, after), changes(baselines, after)))
     assert found[0] == found[1]
     assert all(found[0]), "the fault is a change"
 
@@ -64,18 +80,30 @@ def test_returned_gpu_of_a_board_is_new_and_its_neighbour_is_unchanged(tmp_path:
     assert {item for item in changes(before, after) if item[3] == "GPU"} == {("new", "r01-h02", "gpu=0", "GPU")}
 
 
-def test_baseline_has_a_file_for_each_gpu_of_a_board(tmp_path: Path) -> None:
-    run = simulate(tmp_path / "r1", change=on_boards)
-    shown = accepted_baseline(tmp_path / "baselines", run)
-    files = {path.stem for path in (tmp_path / "baselines/simulated/gpus").glob("*.json")}
+def test_baseline_has_a_file_for_each_gpu_of_a_board(
+    accepted: Callable[[Change], tuple[Path, Path, list[str]]],
+) -> None:
+    _, baselines, shown = accepted(on_boards)
+    files = {path.stem for path in (baselines / "simulated/gpus").glob("*.json")}
     assert "2 hosts and 8 GPUs" in " ".join(shown)
     assert files == {f"GPU-51400000-0000-4000-8000-0000000{host}000{gpu}" for host in (0, 1) for gpu in range(4)}
 
 
-def test_file_of_a_gpu_with_its_own_serial_is_still_named_by_the_serial(tmp_path: Path) -> None:
-    accepted_baseline(tmp_path / "baselines", simulate(tmp_path / "r1"))
-    files = {path.stem for path in (tmp_path / "baselines/simulated/gpus").glob("*.json")}
+def test_file_of_a_gpu_with_its_own_serial_is_still_named_by_the_serial(
+    accepted: Callable[[Change], tuple[Path, Path, list[str]]],
+) -> None:
+    _, baselines, _ = accepted(own)
+    files = {path.stem for path in (baselines / "simulated/gpus").glob("*.json")}
     assert files == {f"SIM00000{host}0{gpu}" for host in (0, 1) for gpu in range(4)}
+
+
+@pytest.fixture(scope="module")
+def failed_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Verdict]]:
+    """Return a run in which GPUs 0 and 1 of r01-h02, which share a serial, fail, and the verdicts that failed."""
+    run = simulate(tmp_path_factory.mktemp("failed") / "r1", "ecc:r01-h02:0", "ecc:r01-h02:1", change=on_boards)
+    failed = [item for item in judge_report(run, []).verdicts if item.verdict == FAIL]
+    assert {item.scope for item in failed} >= {"gpu=0", "gpu=1"}
+    return run, failed
 
 
 @pytest.mark.parametrize(
@@ -90,22 +118,20 @@ def test_file_of_a_gpu_with_its_own_serial_is_still_named_by_the_serial(tmp_path
     ],
 )
 def test_waiver_by_a_shared_serial_needs_a_scope_or_the_uuid(
-    tmp_path: Path, target: dict[str, str], waived: set[str]
+    tmp_path: Path, failed_run: tuple[Path, list[Verdict]], target: dict[str, str], waived: set[str]
 ) -> None:
-    run = simulate(tmp_path / "r1", "ecc:r01-h02:0", "ecc:r01-h02:1", change=on_boards)
-    assert call("report", run) == 1
-    failed = [item for item in report_of(run)["verdicts"] if item["verdict"] == "fail"]
-    assert {item["scope"] for item in failed} >= {"gpu=0", "gpu=1"}
+    run, failed = failed_run
     waivers = [
         {**target, "criterion": criterion, "who": "Ada Example", "why": "a test of boards", "until": "2999-12-31"}
-        for criterion in sorted({item["criterion"] for item in failed})
+        for criterion in sorted({item.criterion for item in failed})
     ]
     path = tmp_path / "waivers.yml"
     path.write_text(json.dumps({"schema": "rackproof.waivers/1", "waivers": waivers}))
-    assert call("report", run, "--waivers", path) == 1
-    verdicts = [item for item in report_of(run)["verdicts"] if item["verdict"] == "fail"]
-    assert {item["scope"] for item in verdicts if item.get("waiver")} == waived
-    notes = [item["reason"] for item in verdicts if "several GPUs of the host have the serial" in item["reason"]]
+    report = judge_report(run, [], [str(path)])
+    assert report.decision == REJECTED
+    verdicts = [item for item in report.verdicts if item.verdict == FAIL]
+    assert {item.scope for item in verdicts if item.waiver} == waived
+    notes = [item.reason for item in verdicts if "several GPUs of the host have the serial" in item.reason]
     assert bool(notes) is not bool(waived)
 
 

@@ -55,7 +55,7 @@ def generated_run(directory: Path, name: str, day: int, draw: random.Random) -> 
             changed = (altered(item, bad, missing, draw) for item in record.observations)
             whole = replace(record, observations=tuple(item for item in changed if item))
             path = record_name(host.name, host.gang if whole.observations[0].stage == "gang" else "")
-            documents.write(run / path, to_json(whole))
+            builders.write_record(run / path, whole)
     judged, report = judge_run(run, [])
     documents.write(run / "report.json", json.loads(json.dumps(to_json(report))))
     add_run(directory.parent / "h", run_rows(judged, report))

@@ -5,8 +5,10 @@ A healthy part whose index or name changes was neither moved nor replaced.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,10 @@ from fleet.history import tables
 from fleet.history.answer import Answer
 from fleet.history.database import History
 from fleet.history.part import part_answer
-from fleet.history.rows import HostRows, Row
+from fleet.history.rows import HostRows, Row, RunRows, run_rows
 from fleet.history.store import add_run, merge_runs
+from fleet.report.judge_run import judge_run
 from schemas.baselines import SIMULATED
-from tests.accepted import call
 from tests.histories import FleetHistory
 from tests.simulated import Document, on_boards, simulate, with_serials
 
@@ -104,11 +106,19 @@ SERIAL, ADDRESS, UUID = "SIM0000010{}", "0000:{:02}:00.0", "GPU-51400000-0000-40
 """Of a GPU of r01-h02. Index 0 has PCI address 0000:06:00.0."""
 
 
+@cache
+def simulated_rows(day: int, fault: str | None, change: Callable[[Document], None]) -> RunRows:
+    """Return the rows of the run `r1` on day 1, `r2` on day 2 and so on. Each run is simulated and judged only once."""
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = simulate(Path(temporary) / f"r{day}", *([fault] if fault else []), day=day, change=change)
+        rows = run_rows(*judge_run(directory, []))
+        return replace(rows, hosts=tuple(rows.hosts))  # read the records now, before they are deleted
+
+
 def simulated_history(tmp_path: Path, *runs: tuple[str | None, Callable[[Document], None]]) -> History:
     """Return a history of one run a day, each with a fault (None: without one) and a change of its records."""
     for day, (fault, change) in enumerate(runs, 1):
-        run = simulate(tmp_path / f"r{day}", *([fault] if fault else []), day=day, change=change)
-        call("report", run, "--history", tmp_path / "history")
+        add_run(tmp_path / "history", simulated_rows(day, fault, change))
     return History(tmp_path / "history", SIMULATED)
 
 
@@ -199,17 +209,17 @@ def test_histories_without_addresses_stay_readable_and_are_merged_with_newer_run
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Older versions of Rackproof wrote `parts` without the columns `address` and `uuid`."""
-    runs = [simulate(tmp_path / f"r{day}", day=day) for day in range(1, 5)]
+    runs = [simulated_rows(day, None, same) for day in range(1, 5)]
     for table in (tables.INPUT, tables.COLUMNS):
         older = {name: kind for name, kind in table["parts"].items() if name not in tables.LATER_COLUMNS["parts"]}
         monkeypatch.setitem(table, "parts", older)  # type: ignore[arg-type]
     for run in runs[:2]:
-        call("report", run, "--history", tmp_path / "history")
+        add_run(tmp_path / "history", run)
     monkeypatch.undo()
     before = part_answer(History(tmp_path / "history", SIMULATED), SERIAL.format(2))
     assert (places(before), repairs(before)) == ([("r01-h02", "gpu=2", 2)], [])
     for run in runs[2:]:
-        call("report", run, "--history", tmp_path / "history")
+        add_run(tmp_path / "history", run)
     for _ in range(2):  # before and after the merge
         answer = part_answer(History(tmp_path / "history", SIMULATED), SERIAL.format(2))
         assert (places(answer), repairs(answer)) == ([("r01-h02", ADDRESS.format(8), 4)], [])

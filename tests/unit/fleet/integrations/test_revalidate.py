@@ -510,7 +510,7 @@ def judged(tmp_path: Path, change: Callable[[Plan, Path], None], **variables: An
     for host in ("h1", "h2", "h3"):
         for record in builders.records(plan, host):
             path = f"gangs/{record.gang}/{host}.json" if record.gang else f"hosts/{host}.json"
-            documents.write(tmp_path / path, json.loads(json.dumps(to_json(record))))
+            builders.write_record(tmp_path / path, record)
     change(plan, tmp_path)
     run = load(tmp_path)
     report = merge(run.plan, run.evidence, read_packs(()), events=run.events, quarantined=run.quarantined)

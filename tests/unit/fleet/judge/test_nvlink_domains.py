@@ -243,7 +243,11 @@ def test_two_hosts_with_imex_down_are_both_named() -> None:
     assert named == {"t01", "t04"}
 
 
-@pytest.mark.parametrize("faulty", [*itertools.combinations(HOSTS, 1), *itertools.combinations(HOSTS[:5], 2)])
+PAIRS = [HOSTS[:2], HOSTS[1:4:2], HOSTS[2:4], HOSTS[3:5]]
+"""Pairs of hosts: both in the first half of HOSTS, in both halves, and both in the second half."""
+
+
+@pytest.mark.parametrize("faulty", [*itertools.combinations(HOSTS, 1), *PAIRS])
 def test_only_hosts_at_fault_are_named_if_the_last_hosts_are_merged_first(faulty: tuple[str, ...]) -> None:
     def change(readings: dict[str, Readings]) -> None:
         for host in faulty:

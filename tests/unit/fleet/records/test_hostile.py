@@ -8,6 +8,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -44,12 +45,18 @@ def deadline() -> Iterator[None]:
     signal.signal(signal.SIGALRM, previous)
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    """Write a short, valid run of two hosts, and return its directory."""
-    directory = tmp_path / "runs" / "r1"
+@pytest.fixture(scope="module")
+def valid_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a short, valid run of two hosts, and return its directory. Tests must not change it."""
+    directory = tmp_path_factory.mktemp("runs") / "r1"
     fuzz.small_run(directory, full=True)
     return directory
+
+
+@pytest.fixture
+def run(tmp_path: Path, valid_run: Path) -> Path:
+    """Return the directory of a copy of `valid_run`."""
+    return shutil.copytree(valid_run, tmp_path / "runs" / "r1")
 
 
 def command(
@@ -561,17 +568,17 @@ def test_truncated_baseline_snapshot_is_rejected(tmp_path: Path) -> None:
 # Fuzzing
 
 
-def test_fifteen_hundred_mutations_cause_no_wrong_result() -> None:
+def test_eight_hundred_mutations_cause_no_wrong_result() -> None:
     """This test has a fixed seed. Each week, CI runs `make fuzz`: a million mutations with a new seed."""
     signal.alarm(3600)  # more than the usual ten minutes, because other tests use the same CPU cores
-    counts, reported = fuzz.run(1_500, jobs=2, seed=1, report=lambda _: None)
+    counts, reported = fuzz.run(800, jobs=2, seed=1, report=lambda _: None)
     assert reported == []
     assert not any(counts[name] for name in fuzz.FAILURES)
     # The counts show that mutations were tried.
-    assert counts["mutations"] == 1_500
-    assert counts["accepted"] > 75 < counts["rejected"] + counts["incomplete"]
-    assert counts["commands"] > 4
-    assert counts["gang records"] > 150
+    assert counts["mutations"] == 800
+    assert counts["accepted"] > 40 < counts["rejected"] + counts["incomplete"]
+    assert counts["commands"] > 2
+    assert counts["gang records"] > 80
 
 
 def test_mutations_insert_copies_of_lists_and_objects() -> None:

@@ -55,7 +55,7 @@ def write_run(directory: Path, plan: Plan) -> None:
     for host in plan.hosts:
         for record in builders.records(plan, host.name):
             folder = f"gangs/{record.gang}" if record.gang else "hosts"
-            documents.write(directory / folder / f"{host.name}.json", to_json(record))
+            builders.write_record(directory / folder / f"{host.name}.json", record)
 
 
 def report_of(directory: Path) -> FleetReport:

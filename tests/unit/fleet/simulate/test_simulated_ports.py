@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations_with_replacement
 from pathlib import Path
@@ -252,44 +252,50 @@ def causes_of(run: Run) -> set[tuple[str, str]]:
     return {(cause.problem, cause.part) for cause in report_of(run).causes}
 
 
-Signs = tuple[dict[tuple[Any, ...], Any], set[tuple[str, str]]]
-"""What a fault changes in the readings and figures of FAULTY (-> the healthy values), and the causes in the report."""
+@dataclass(frozen=True)
+class Signs:
+    """What a run with faults of FAULTY shows."""
+
+    contents: dict[tuple[Any, ...], Any]
+    """The readings and figures of FAULTY."""
+    causes: set[tuple[str, str]]
+    """The causes in the report."""
 
 
 @pytest.fixture(scope="module")
-def signs_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Signs]:
-    """Return a function that returns the signs of a single fault (`request`)."""
-    healthy = contents(run_of(tmp_path_factory.mktemp("run") / "run", gpus=4))
+def signs_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Signs]:
+    """Return a function that returns the signs of a run with these faults (`request`). It simulates and judges each run once."""
 
     @cache
-    def signs(fault: str) -> Signs:
-        run = run_of(tmp_path_factory.mktemp("run") / "run", fault, gpus=4)
-        return {key: healthy.get(key) for key, value in contents(run).items() if healthy.get(key) != value}, causes_of(
-            run
-        )
+    def signs(*faults: str) -> Signs:
+        run = run_of(tmp_path_factory.mktemp("run") / "run", *faults, gpus=4)
+        return Signs(contents=contents(run), causes=causes_of(run))
 
     return signs
 
 
 @pytest.mark.parametrize("kinds", PAIRS, ids="-".join)
 def test_two_network_faults_of_a_host_are_both_in_the_evidence_and_in_the_report(
-    tmp_path: Path, signs_of: Callable[[str], Signs], kinds: tuple[str, str]
+    signs_of: Callable[..., Signs], kinds: tuple[str, str]
 ) -> None:
     requests = [request(kind, gpu) for kind, gpu in zip(kinds, (0, 2), strict=True)]
-    run = run_of(tmp_path / "run", *requests, gpus=4)
-    found = contents(run)
-    for healthy_values, causes in map(signs_of, requests):
-        assert healthy_values
-        assert [key for key, healthy in healthy_values.items() if found.get(key) == healthy] == []
+    healthy, both = signs_of(), signs_of(*requests)
+    for one in map(signs_of, requests):
+        changed = {
+            key: healthy.contents.get(key) for key, value in one.contents.items() if healthy.contents.get(key) != value
+        }
+        assert changed
+        assert [key for key, value in changed.items() if both.contents.get(key) == value] == []
         if {*kinds} not in ONE_CAUSE:
-            assert causes_of(run) >= causes
+            assert both.causes >= one.causes
 
 
 @pytest.mark.parametrize("kinds", PAIRS[::7], ids="-".join)
-def test_order_of_the_faults_of_a_host_does_not_matter(tmp_path: Path, kinds: tuple[str, str]) -> None:
+def test_order_of_the_faults_of_a_host_does_not_matter(
+    tmp_path: Path, signs_of: Callable[..., Signs], kinds: tuple[str, str]
+) -> None:
     requests = [request(kind, gpu) for kind, gpu in zip(kinds, (0, 2), strict=True)]
-    first = run_of(tmp_path / "first", *requests, gpus=4)
-    assert contents(first) == contents(run_of(tmp_path / "second", *reversed(requests), gpus=4))
+    assert signs_of(*requests).contents == contents(run_of(tmp_path / "run", *reversed(requests), gpus=4))
 
 
 @pytest.mark.parametrize(

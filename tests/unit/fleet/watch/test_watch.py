@@ -122,7 +122,7 @@ class Run:
     def record(self, host: str, change: Any = lambda record: record) -> None:
         """Write the record of a host to the run directory. `change`: function that returns a changed record, which is written."""
         record: Record = change(builders.records(self.plan, host)[0])
-        documents.write(self.directory / "hosts" / f"{host}.json", json.loads(json.dumps(to_json(record))))
+        builders.write_record(self.directory / "hosts" / f"{host}.json", record)
 
     def view(self, **options: Any) -> View:
         return Watcher(self.directory, **{"judge_records": False, "scrape_exporters": False, **options}).read_view(
