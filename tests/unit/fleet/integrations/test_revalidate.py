@@ -45,9 +45,10 @@ cd "$(dirname "$0")"; echo "$*" >>log
 case "$*" in
 squeue*) test -f down && { echo "slurm_load_jobs error: Unable to contact slurm controller" >&2; exit 1; }
   cat "jobs-$4" 2>/dev/null ;;
-"scontrol show"*) echo "NodeName=$4 State=$(cat "state-$4") Reason=$(cat "reason-$4") [root@2026-11-21T04:00:00] Extra=x" ;;
+"scontrol show"*) echo "NodeName=$4 CPUAlloc=$(cat "cpus-$4" 2>/dev/null || echo 0) CPUEfctv=96 State=$(cat "state-$4")" \
+  "Reason=$(cat "reason-$4") [root@2026-11-21T04:00:00] Extra=x" ;;
 *state=drain*) test -f denied && { echo "slurm_update error: Access/permission denied" >&2; exit 1; }
-  node=${3#nodename=}; echo MIXED+DRAIN >"state-$node"; echo "${5#reason=}" >"reason-$node" ;;
+  node=${3#nodename=}; echo IDLE+DRAIN >"state-$node"; echo "${5#reason=}" >"reason-$node" ;;
 *state=resume) test -f denied && { echo "slurm_update error: Access/permission denied" >&2; exit 1; }
   node=${3#nodename=}; echo IDLE >"state-$node"; echo >"reason-$node" ;;
 esac
@@ -137,6 +138,52 @@ def test_host_with_a_job_is_in_use(slurm: FakeScheduler) -> None:
     assert slurm.changes() == []
 
 
+@pytest.mark.parametrize(
+    ("state", "cpus"),
+    [
+        ("MIXED", 8),
+        ("ALLOCATED", 96),
+        ("MIXED*", 8),
+        ("ALLOCATED+DRAIN", 96),
+        ("IDLE+COMPLETING", 0),
+        ("COMPLETING*", 0),
+        ("IDLE", 1),
+        ("DOWN+DRAIN", 4),
+    ],
+)
+def test_node_is_in_use_if_slurm_reports_it_as_allocated_although_squeue_lists_no_job(
+    slurm: FakeScheduler, state: str, cpus: int
+) -> None:
+    slurm.put(**{"state-n2": state, "cpus-n2": str(cpus), "jobs-n2": "13:bob:PENDING"})
+    assert slurm.drain_or_ask(drain=False) == {
+        "h2": f"Slurm jobs that this account may not see (state {state}, {cpus} CPUs allocated)"
+    }
+
+
+@pytest.mark.parametrize(
+    "state", ["IDLE", "IDLE*", "IDLE+DRAIN", "IDLE+PLANNED", "IDLE+CLOUD", "IDLE+RESERVED", "DOWN+DRAIN"]
+)
+def test_node_without_jobs_and_allocated_cpus_is_not_in_use(slurm: FakeScheduler, state: str) -> None:
+    slurm.put(**{"state-n2": state})
+    assert slurm.drain_or_ask(drain=False) == {}
+
+
+def test_squeue_is_asked_for_the_jobs_of_all_partitions_without_filters_of_the_environment(
+    slurm: FakeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filters = ("SQUEUE_USERS", "SQUEUE_STATES", "SQUEUE_PARTITION", "SQUEUE_ACCOUNT", "SQUEUE_NAMES", "SQUEUE_QOS")
+    for name in filters:
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("SLURM_CONF", "/etc/site/slurm.conf")
+    program = slurm.path / "program"
+    program.write_text(program.read_text().replace("#!/bin/sh\n", '#!/bin/sh\nenv >"$(dirname "$0")/environment"\n', 1))
+    slurm.drain_or_ask(drain=False)
+    environment = (slurm.path / "environment").read_text()
+    assert "SQUEUE_" not in environment
+    assert "SLURM_CONF=/etc/site/slurm.conf" in environment
+    assert "squeue -h -w n1 --all -o" in (slurm.path / "log").read_text()
+
+
 def test_hosts_count_as_in_use_if_the_scheduler_does_not_answer(slurm: FakeScheduler) -> None:
     slurm.put(down="")
     result = slurm.drain_or_ask(drain=False)
@@ -190,7 +237,7 @@ def test_node_that_is_out_of_service_without_a_drain_is_neither_drained_nor_resu
 @pytest.mark.parametrize("state", ["IDLE", "MIXED*", "ALLOCATED+COMPLETING", "IDLE+CLOUD", "IDLE+PLANNED", "MIXED-"])
 def test_healthy_node_is_drained(slurm: FakeScheduler, state: str) -> None:
     slurm.put(**{"state-n1": state})
-    assert slurm.drain_or_ask() == {}
+    assert slurm.drain_or_ask() == {}  # the fake node is idle after the drain: its jobs have ended
     assert slurm.changes() == [drain("n1"), drain("n2")]
 
 
