@@ -662,7 +662,7 @@ def test_notification_is_printed_only_for_requested_states(tmp_path: Path, capsy
     documents.write(tmp_path / "report.json", report)
 
     def notice(on: str, run: Path = tmp_path) -> str:
-        assert call(argparse.Namespace(run_dir=run, on=on, link="", mail_to=[], mail_from="")) == 0
+        assert call(argparse.Namespace(run_dir=run, on=on, link="", mail_to=[], mail_from="", failed="")) == 0
         return capsys.readouterr().out
 
     assert notice("rejected,incomplete,busy") == ""
@@ -777,6 +777,9 @@ with (here / "played").open("a") as log:
 with (here / "inventories").open("a") as log:
     print(sys.argv[sys.argv.index("-i") + 1], file=log)
 run = pathlib.Path(values["rackproof_runs_directory"]) / values["rackproof_run_id"]
+(here / "variables").write_text(next((word for word in sys.argv if word.startswith("{")), ""))
+if (here / "fails").exists():
+    sys.exit(4)
 if sys.argv[-1].endswith("revalidate.yml"):
     shutil.copytree(here / "playbook_files", run, dirs_exist_ok=True)
     os.utime(run / "report.json")
@@ -784,8 +787,8 @@ if sys.argv[-1].endswith("revalidate.yml"):
 """
 """Fake ansible-playbook. It logs the playbook, the run id and the inventory, and writes `notified.json`.
 
-If the playbook is revalidate.yml, it also copies the files in `playbook_files`, a directory beside this program, to the run
-directory.
+If there is a file `fails` beside this program, it then exits with 4. Otherwise, if the playbook is revalidate.yml, it also copies
+the files in `playbook_files`, a directory beside this program, to the run directory.
 """
 
 
@@ -896,6 +899,49 @@ def test_incomplete_run_is_resumed(scheduled: ScheduledRevalidation) -> None:
     assert scheduled.played() == ["revalidate r-1"] * 2
 
 
+@pytest.mark.parametrize(
+    ("option", "played", "reason"),
+    [
+        ([], ["revalidate r-1", "notify r-1"], "the playbook exited with 4"),
+        (["--not-updated"], ["notify r-1"], "ansible-pull could not update the checkout, so nothing was measured"),
+    ],
+    ids=["playbook fails", "update of the checkout fails"],
+)
+def test_start_without_a_report_sends_a_notification_and_exits_2(
+    scheduled: ScheduledRevalidation, tmp_path: Path, option: list[str], played: list[str], reason: str
+) -> None:
+    (tmp_path / "bin" / "fails").touch()
+    assert main(["revalidate", *option, "-i", "x,", f"--runs={scheduled.runs}", "--name=r", "--date=1"]) == 2
+    assert scheduled.played() == played
+    variables = json.loads((tmp_path / "bin" / "variables").read_text())
+    assert variables["_rackproof_notify_run"] == str(scheduled.runs / "r-1")
+    assert variables["_rackproof_notify_failure"].startswith(reason)
+
+
+def test_notification_of_a_start_without_a_report_has_the_reason(tmp_path: Path) -> None:
+    """The real playbook notify.yml sends the mail. There is no run directory."""
+    (tmp_path / "sendmail").write_text(f"#!/bin/sh\ncat >{tmp_path}/mail\n")
+    (tmp_path / "sendmail").chmod(0o755)
+    variables = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    variables |= {"rackproof_notify_mail_to": ["ops@example.org"], "rackproof_notify_sendmail": f"{tmp_path}/sendmail"}
+    inventory = {"all": {"children": {"gpu_hosts": {"hosts": {"h1": {}}, "vars": variables}}}}
+    (tmp_path / "rack1.json").write_text(json.dumps(inventory))
+    command = [
+        *RACKPROOF,
+        "revalidate",
+        "--not-updated",
+        f"--inventory={tmp_path}/rack1.json",
+        f"--runs={tmp_path}/runs",
+    ]
+    done = subprocess.run([*command, "--name=rack1", "--date=1"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "NOTIFICATION FAILED" not in done.stdout
+    message = email.message_from_string((tmp_path / "mail").read_text())
+    assert message["To"] == "ops@example.org"
+    text = message.get_payload(decode=True).decode()  # type: ignore[union-attr]
+    assert text.startswith("incomplete: run rack1-1 has no report: ansible-pull could not update the checkout")
+
+
 def test_nodes_that_cannot_be_resumed_give_exit_code_2_and_a_notification(
     scheduled: ScheduledRevalidation, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -913,7 +959,12 @@ def test_nodes_that_cannot_be_resumed_give_exit_code_2_and_a_notification(
     assert "h1: Rackproof drained node n1 and could not resume it" in output
     assert f"rackproof scheduler resume --run-dir {scheduled.runs / 'r-1'}" in output
     assert (
-        call(argparse.Namespace(run_dir=scheduled.runs / "r-1", on="rejected", link="", mail_to=[], mail_from="")) == 0
+        call(
+            argparse.Namespace(
+                run_dir=scheduled.runs / "r-1", on="rejected", link="", mail_to=[], mail_from="", failed=""
+            )
+        )
+        == 0
     )
     document = json.loads(capsys.readouterr().out)
     assert (document["state"], document["drained"]) == ("accepted", ["h1"])
