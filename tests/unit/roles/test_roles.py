@@ -559,6 +559,40 @@ def test_schedule_updates_a_checkout_of_another_account_and_sends_a_notification
     assert [call.split()[1] for call in calls(site)] == [*(call.split()[1] for call in measured), "--not-updated"]
 
 
+SCHEDULES = [
+    "a.b",
+    "a_b",
+    "a-b",
+    "a_-b",
+    "a__b",
+    "a._b",
+    "a_.b",
+    "a.-b",
+    "rack12.dc1.example",
+    "rack12-dc1-example",
+    "_",
+    "_..",
+]
+
+
+def test_crontabs_have_names_that_cron_reads_and_no_two_schedules_have_the_same(tmp_path: Path) -> None:
+    """cron of Debian and Ubuntu reads only files whose names have no other characters than letters, digits, `_` and `-`."""
+    tasks = [
+        {
+            "ansible.builtin.copy": {"content": "{{ _schedule_crontab }}", "dest": f"{tmp_path}/{number}"},
+            "vars": {**role_vars("schedule"), "item": name},
+        }
+        for number, name in enumerate(SCHEDULES)
+    ]
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"gpu_hosts": {"hosts": {"localhost": LOCAL}}}))
+    done = run_plays(tmp_path, {"hosts": "gpu_hosts", "gather_facts": False, "tasks": tasks})
+    assert done.returncode == 0, done.stdout + done.stderr
+    files = [(tmp_path / str(number)).read_text().removeprefix("/etc/cron.d/") for number in range(len(SCHEDULES))]
+    assert all(re.fullmatch(r"[A-Za-z0-9_-]+", file) for file in files), files
+    assert len(set(files)) == len(files)
+    assert files[SCHEDULES.index("a-b")] == "rackproof-revalidate-a-b"
+
+
 # --- a report that cannot be written
 
 
