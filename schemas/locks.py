@@ -122,9 +122,16 @@ class Claim:
         """Return the user, host and process for a message."""
         return f"{self.user} on {self.host} (process {self.pid})"
 
+    def is_on(self, machine_id: str, host: str, boot: str) -> bool:
+        """Return whether the claim was made on the machine with this machine id, host name and boot id.
+
+        Cloned virtual machines may have the same machine id, so the host name or the boot id must be the same too.
+        """
+        return self.machine == machine_id and (self.host == host or self.boot_id == boot != "")
+
     def is_running(self) -> bool | None:
         """Return whether the process is running; None if this machine cannot determine it."""
-        if self.machine != machine():
+        if not self.is_on(machine(), socket.gethostname(), boot_id()):
             return None
         if self.boot_id != boot_id():
             return False

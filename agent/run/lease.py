@@ -75,7 +75,7 @@ class Lease:
         Return False if the two claims are from different machines or different directories of runs: a claim lists only runs in
         its own directory.
         """
-        same_directory = (self.by.machine, self.by.runs) == (claim.machine, claim.runs)
+        same_directory = self.by.is_on(claim.machine, claim.host, claim.boot_id) and self.by.runs == claim.runs
         return same_directory and self.by.since < claim.since and self.run_id not in claim.running
 
     def describe(self) -> str:

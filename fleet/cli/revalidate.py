@@ -29,5 +29,11 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     verb.add_argument(
         "--runs", type=Path, default=ROOT / "runs", help="directory of the runs (default: runs, next to playbooks)"
     )
+    verb.add_argument(
+        "--not-updated",
+        action="store_true",
+        help="measure nothing: send the notification that the checkout could not be updated, and exit 2. Schedules with "
+        "rackproof_schedule_repository use this option",
+    )
     verb.add_argument("options", nargs="*", help="after --: options for ansible-playbook")
     verb.set_defaults(call=revalidate)

@@ -34,7 +34,7 @@ def diff_against_baseline(plan: Plan, evidence: Mapping[str, Evidence], packs: S
     """Return what changed since the hosts of a run were accepted; empty if the plan names no baseline."""
     if plan.baseline is None:
         return BaselineDiff()
-    comparison = Comparison()
+    comparison = Comparison({host.name for host in plan.hosts})
     for host in plan.hosts:
         add_host(comparison, plan, host, evidence.get(host.name, Evidence()), packs)
     return BaselineDiff(changes=comparison.changes(), compared=comparison.compared, figures=comparison.figures)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 
 from fleet.diff.figures import changed_figures
@@ -49,7 +49,9 @@ Criteria = Mapping[str, Sequence[Criterion]]
 class Comparison:
     """A comparison to which hosts are added one by one, so that the figures of a large fleet need not stay in memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, planned: Container[str]) -> None:
+        """Begin a comparison with a run of the hosts `planned`."""
+        self._planned = planned
         self.compared = 0
         """Number of figures that both states of a host have."""
         self.figures = 0
@@ -82,7 +84,7 @@ class Comparison:
             self._before |= gpu_slots(host, old)
             self._after |= gpu_slots(host, new)
             self._changes += other_parts(host, old.parts, new.parts)
-            self._changes += changed_figures(host, old, new, criteria)
+            self._changes += changed_figures(host, old, new, criteria, self._planned)
             for change in changed_versions(old, new):
                 self._versions.setdefault(change, []).append(host)
         elif had_record:
@@ -112,7 +114,7 @@ def compare(old: HostStates, new: HostStates, criteria: Criteria) -> Comparison:
         criteria: host -> the criteria that apply to it. Only those with `vs_baseline` are used. They determine which changes of
             figures are large enough to be listed.
     """
-    comparison = Comparison()
+    comparison = Comparison(new)
     figures_by_serial: dict[str, Mapping[Key, Figure]] = {
         serial: {} for state in old.values() for serial in state.gpus_by_identity()
     }

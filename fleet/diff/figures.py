@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fleet.judge.baseline import MAX_NOISE_MARGIN, READINGS, direction, noise
@@ -32,25 +32,33 @@ earlier value, and UNJUDGED_SIGMAS standard deviations. A figure in READINGS has
 _MAX_NAMED_FIGURES = 6
 
 
-def changed_figures(host: str, old: HostState, new: HostState, criteria: Sequence[Criterion]) -> Iterator[Change]:
+def changed_figures(
+    host: str, old: HostState, new: HostState, criteria: Sequence[Criterion], planned: Container[str]
+) -> Iterator[Change]:
     """Yield the changed figures of a host, then how many figures only the earlier state has, and how many only the new state has.
 
-    GPUs that are no longer installed, and parts that the earlier state does not have, are left out.
+    GPUs that are no longer installed, and parts that the earlier state does not have, are left out. Figures of a part that the
+    earlier state did not have any more are not missing (`_former_labels`). `planned`: the hosts of the new run.
     """
     with_baseline = [item for item in criteria if item.baseline is not None]
     added = 0
     missing: Counter[str] = Counter()
     known = {"", *old.gpus_by_identity(), *old.figures}
     installed = {"", *new.gpus_by_identity()}
+    former = _former_labels(old, new, planned)
+
+    def was_expected(key: Key) -> bool:
+        return former.isdisjoint(_labels(key))
+
     for serial, before in old.figures.items():
         if serial in installed and serial not in new.figures:  # the part is installed, but nothing was measured on it
-            missing.update(key[0] for key in before)
+            missing.update(key[0] for key in filter(was_expected, before))
     for serial, after in new.figures.items():
         if serial not in known:
             continue  # a new part, which `fleet.diff.parts` lists
         before = old.figures.get(serial, {})
         added += len(after.keys() - before.keys())
-        missing.update(key[0] for key in before.keys() - after.keys())
+        missing.update(key[0] for key in filter(was_expected, before.keys() - after.keys()))
         for key in after.keys() & before.keys():
             change = _figure_change(host, serial, key, before[key].level, after[key], with_baseline)
             if change:
@@ -66,6 +74,29 @@ def changed_figures(host: str, old: HostState, new: HostState, criteria: Sequenc
     if added:
         text = f"{host}: {added} {'figure has' if added == 1 else 'figures have'} no earlier value to compare with"
         yield Change(kind=FIGURES_NEW, host=host, scope="host", what="figures", new=added, text=text)
+
+
+def _former_labels(old: HostState, new: HostState, planned: Container[str]) -> set[str]:
+    """Return the labels, such as `peer=SERIAL`, of peer GPUs, partner hosts and adapters that were removed before `old.last_run`.
+
+    The last run of the earlier state has no figure with such a label, and the part is not in the new run. So figures with this
+    label cannot be measured any more.
+    """
+    keys = {key: figure.level.values for figures in old.figures.values() for key, figure in figures.items()}
+    labels = {label for key in keys for label in _labels(key)}
+    current = {label for key, values in keys.items() if old.last_run in values for label in _labels(key)}
+    present = {*new.labels, *(f"peer={name}" for name in new.gpus_by_identity())}
+    return {label for label in labels - current - present if not _is_planned(label, planned)}
+
+
+def _labels(key: Key) -> list[str]:
+    """Return the labels of a figure that name a peer GPU, a partner host or an adapter."""
+    return [label for label in key[2].split(",") if label.partition("=")[0] in ("peer", "partner", "hca", "interface")]
+
+
+def _is_planned(label: str, planned: Container[str]) -> bool:
+    kind, _, name = label.partition("=")
+    return kind == "partner" and name in planned
 
 
 @dataclass(frozen=True, kw_only=True)

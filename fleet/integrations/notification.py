@@ -79,10 +79,7 @@ def payload(report: Mapping[str, Any], plan: Plan, *, link: str, directory: Path
     head += f"; in use and not measured: {', '.join(names)}" if busy else ""
     shown = [_plain(line) for line in _shown_lines(report)]
     drained = scheduler.still_drained(directory)
-    left = [*drained[:MAX_HOSTS], *([f"{len(drained) - MAX_HOSTS} more"] if len(drained) > MAX_HOSTS else [])]
-    resume = f"rackproof scheduler resume --run-dir {directory.absolute()}"
-    still_drained = [f"STILL DRAINED in the scheduler: {', '.join(left)}: {resume}"] if drained else []
-    notes = [*still_drained, *scheduler.notes(directory)[:MAX_LINES]]
+    notes = [*_drained_lines(drained, directory), *scheduler.notes(directory)[:MAX_LINES]]
     notes = [_plain(line) for line in notes]
     return {
         "text": "\n".join([_plain(head), *notes, *shown, page_location]),
@@ -99,6 +96,28 @@ def payload(report: Mapping[str, Any], plan: Plan, *, link: str, directory: Path
         "summary": shown,
         "report": page_location,
     }
+
+
+def failure(why: str, directory: Path) -> dict[str, Any]:
+    """Return the notification about a start of the run in `directory` that wrote no report, for the reason `why`."""
+    drained, what = scheduler.still_drained(directory), _plain(why)
+    lines = [f"incomplete: run {directory.name} has no report: {what}", *_drained_lines(drained, directory)]
+    return {
+        "text": "\n".join(map(_plain, lines)),
+        "state": INCOMPLETE,
+        "decision": INCOMPLETE,
+        "run_id": directory.name,
+        "busy": {},
+        "drained": drained,
+        "summary": [what],
+    }
+
+
+def _drained_lines(drained: Sequence[str], directory: Path) -> list[str]:
+    """Return a line that names the hosts that the run left drained, and how to resume them; empty if there are none."""
+    left = [*drained[:MAX_HOSTS], *([f"{len(drained) - MAX_HOSTS} more"] if len(drained) > MAX_HOSTS else [])]
+    resume = f"rackproof scheduler resume --run-dir {directory.absolute()}"
+    return [f"STILL DRAINED in the scheduler: {', '.join(left)}: {resume}"] if drained else []
 
 
 def _shown_lines(report: Mapping[str, Any]) -> list[str]:

@@ -6,6 +6,7 @@ The date becomes a part of the run id, and the exit code depends on the decision
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import signal
@@ -27,6 +28,9 @@ from schemas.run_directory import RunDirectory
 ROOT = Path(__file__).parents[2]
 MAX_RUN_ID = 64 - len("-1405")
 """Maximum length of a run id without the time of day. schemas/record.schema.json allows 64 characters with the time of day."""
+NOT_UPDATED = (
+    "ansible-pull could not update the checkout, so nothing was measured: its output is in the log of the control node"
+)
 NOTIFIED = "notified.json"
 """File in which the role `notify` records that it has handled a report, even if sending has failed."""
 
@@ -34,14 +38,25 @@ NOTIFIED = "notified.json"
 def revalidate(options: argparse.Namespace) -> int:
     """Run the playbook and return the exit code of the decision on the run.
 
-    If the playbook sent no notification, or one that does not name the nodes that stay drained, run `notify.yml`. If the run is
-    accepted but nodes stay drained, return the exit code of an incomplete run.
+    If the playbook sent no notification, or one that does not name the nodes that stay drained, run `notify.yml`. Also run it if
+    the playbook wrote no report. If the run is accepted but nodes stay drained, return the exit code of an incomplete run.
 
     Do nothing and return HELD if another process has locked the run. Do the same if the new run would get the id of a run
     that was already accepted or rejected, because both begin in the same minute.
     """
     directory = _directory(options)
     run_id = directory.name
+    arguments = [argument for source in options.inventory for argument in ("-i", _inventory(source))]
+    playbook_options = [
+        "-e",
+        f"rackproof_run_id={run_id}",
+        "-e",
+        f"rackproof_runs_directory={options.runs.absolute()}",
+        *options.options,
+    ]
+    if options.not_updated:
+        _notify(directory, [*arguments, *playbook_options], failure=NOT_UPDATED)
+        raise RunError(NOT_UPDATED)
     if locked := _locked_by(directory):
         print(f"rackproof: {locked}: nothing was done", file=sys.stderr)
         return HELD
@@ -56,25 +71,14 @@ def revalidate(options: argparse.Namespace) -> int:
     if not playbook.exists():
         raise UsageError(f"{playbook} is missing: run this in a checkout of Rackproof, which has the playbooks")
     previous_report = _report_time_ns(directory)
-    arguments = [argument for source in options.inventory for argument in ("-i", _inventory(source))]
-    playbook_options = [
-        "-e",
-        f"rackproof_run_id={run_id}",
-        "-e",
-        f"rackproof_runs_directory={options.runs.absolute()}",
-        *options.options,
-    ]
     code = _play(playbook, [*arguments, *playbook_options])
     problems = scheduler.resume_left_over(directory)
     for line in (*problems, *scheduler.notes(directory)):
         print(f"rackproof: {line}", file=sys.stderr)
     if _report_time_ns(directory) == previous_report:
-        return _without_report(directory, code)
+        return _without_report(directory, [*arguments, *playbook_options], code)
     if not _is_notified(directory, scheduler.still_drained(directory) if problems else []):
-        _play(
-            ROOT / "playbooks" / "notify.yml",
-            [*arguments, *playbook_options, "-e", f"_rackproof_notify_run={directory}"],
-        )
+        _notify(directory, [*arguments, *playbook_options])
     report, plan = read(directory)
     outcome, _ = state(report, plan)
     print(f"rackproof: run {run_id}: {outcome}: {RunDirectory(directory).page}", file=sys.stderr)
@@ -173,10 +177,19 @@ def _is_notified(directory: Path, drained: Collection[str]) -> bool:
         return False
 
 
-def _without_report(directory: Path, code: int) -> int:
+def _notify(directory: Path, arguments: list[str], failure: str = "") -> None:
+    """Send the notification about a run; if `failure` is not empty, about a start that has no report for this reason."""
+    variables = {"_rackproof_notify_run": str(directory), "_rackproof_notify_failure": failure}
+    _play(ROOT / "playbooks" / "notify.yml", [*arguments, "-e", json.dumps(variables)])
+
+
+def _without_report(directory: Path, arguments: list[str], code: int) -> int:
     if locked := _locked_by(directory):
         print(f"rackproof: {locked}: nothing was done", file=sys.stderr)
         return HELD
+    _notify(
+        directory, arguments, failure=f"the playbook exited with {code}: its output is in the log of the control node"
+    )
     raise RunError(
         f"the playbook exited with {code} and wrote no report: see its output above, and resume run {directory.name}"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,8 @@ CORDONED = "cordoned"
 _HEALTHY = ("IDLE", "ALLOCATED", "MIXED", "COMPLETING", "PLANNED", "RESERVED")
 _OUT_OF_SERVICE = re.compile(r"DOWN|FAIL|ERROR|INVALID|REBOOT")
 """Flags in a Slurm state, such as `FAIL` in `IDLE+FAIL`. They show that the node is out of service."""
+_ALLOCATED = re.compile(r"ALLOCATED|MIXED|COMPLETING")
+"""States and flags of a Slurm node that has jobs."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +63,35 @@ class Slurm:
         self._words = words
 
     def jobs(self, node: str) -> list[str]:
-        """Return the jobs that squeue lists for the node, without pending jobs, which do not use the node yet."""
-        output = _ask(self._words, "squeue", "-h", "-w", node, "-o", "%i:%u:%T")
-        return [
+        """Return the jobs that squeue lists for the node, without pending jobs, which do not use the node yet.
+
+        Slurm may hide jobs from this account (PrivateData). So if squeue lists none, but Slurm reports the node as allocated, the
+        list has a text that says so.
+        """
+        output = _ask(self._words, "squeue", "-h", "-w", node, "--all", "-o", "%i:%u:%T")
+        jobs = [
             "Slurm job {} of {} ({})".format(*[*line.split(":"), "?", "?"][:3])
             for line in map(str.strip, output.splitlines())
             if line and not line.endswith(":PENDING")
         ]
+        return jobs or self._hidden_jobs(node)
+
+    def _hidden_jobs(self, node: str) -> list[str]:
+        """Return a text if Slurm reports a node as allocated; otherwise an empty list."""
+        output, state = self._show(node)
+        cpus_match = re.search(r"\sCPUAlloc=(\d+)", output)
+        cpus = int(cpus_match.group(1)) if cpus_match else 0
+        if not cpus and not _ALLOCATED.search(state):
+            return []
+        return [f"Slurm jobs that this account may not see (state {state}, {cpus} CPUs allocated)"]
+
+    def _show(self, node: str) -> tuple[str, str]:
+        """Return the output of `scontrol show node`, and the state in it."""
+        output = _ask(self._words, "scontrol", "show", "node", node, "-o")
+        state_match = re.search(r"(?:^|\s)State=(\S+)", output)
+        if state_match is None:
+            raise RunError(f"scontrol reports no state of node {node}: {output.strip()[:200]}")
+        return output, state_match.group(1)
 
     def node_state(self, node: str) -> Node:
         """Return the state of a node, from the output of scontrol.
@@ -74,11 +99,7 @@ class Slurm:
         An example of the output is `State=IDLE+DRAIN … Reason=replaced PSU [root@2026-11-21T04:00:00] Comment=…`. A node that is
         not drained may have a reason too. Unless Rackproof gave the reason, the node counts as out of service.
         """
-        output = _ask(self._words, "scontrol", "show", "node", node, "-o")
-        state_match = re.search(r"(?:^|\s)State=(\S+)", output)
-        if state_match is None:
-            raise RunError(f"scontrol reports no state of node {node}: {output.strip()[:200]}")
-        state = state_match.group(1)
+        output, state = self._show(node)
         reason_match = re.search(r"\sReason=(.*?)(?:\s\[[^\]]*@[^\]]*\]|\s\w+=|\s*$)", output)
         reason = reason_match.group(1).strip() if reason_match else ""
         reason = "" if reason in ("(null)", "none") else reason
@@ -194,6 +215,8 @@ def _ask(words: Sequence[str], *command: str) -> str:
             errors="replace",
             timeout=ANSWER_S,
             check=False,
+            # Variables such as SQUEUE_USERS and SQUEUE_STATES limit the jobs that squeue lists.
+            env={name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")},
         )
     except subprocess.TimeoutExpired:
         raise RunError(f"{command[0]} did not answer within {ANSWER_S:.0f} s") from None

@@ -20,6 +20,7 @@ from fleet.judge.gpu_identity import identities, shared_serials
 from fleet.records.versions import versions
 from schemas.baselines import HostBaseline, InstalledPart, Key, Level
 from schemas.records import MEASURED, Gpu, Observation
+from schemas.scopes import Scope
 
 NIC = "NIC"
 SERIALS = {
@@ -55,6 +56,10 @@ class HostState:
     versions: Mapping[str, str] = field(default_factory=dict)
     figures: Mapping[str, Mapping[Key, Figure]] = field(default_factory=dict)
     """Identity of a GPU, or an empty string for the host -> its figures."""
+    labels: frozenset[str] = frozenset()
+    """Labels of the scopes of all observations, measured or not, such as `hca=mlx5_1`; empty for the state in a baseline."""
+    last_run: str = ""
+    """Id of the run. In a baseline or a merged state, of its last run."""
     has_record: bool = True
     """Whether the run has a record of the host alone (not only of its gang). For the state in a baseline: whether the host has a
     baseline. If False, all other fields are empty."""
@@ -74,7 +79,9 @@ def host_state(evidence: Evidence, shared: frozenset[str] = frozenset()) -> Host
     figures: dict[str, dict[Key, Figure]] = defaultdict(dict)
     run_id = evidence.records[0].run_id
     parts: dict[tuple[str, str], InstalledPart] = {}
+    scopes = set[str]()
     for item in evidence.observations():
+        scopes.add(item.scope)
         if item.name in SERIALS and item.status == MEASURED and str(item.value).strip():
             kind = SERIALS[item.name]
             parts[(kind, item.scope)] = InstalledPart(
@@ -90,6 +97,8 @@ def host_state(evidence: Evidence, shared: frozenset[str] = frozenset()) -> Host
         parts=tuple(parts.values()),
         versions=versions(evidence, ()),
         figures=dict(figures),
+        labels=frozenset(f"{kind}={name}" for scope in scopes for kind, name in Scope.parse(scope).labels.items()),
+        last_run=run_id,
     )
 
 
@@ -124,6 +133,7 @@ def accepted_state(baseline: HostBaseline | None, gpus: Iterable[Gpu]) -> HostSt
         parts=baseline.host.parts,
         versions=baseline.host.versions,
         figures={serial: {level.key: Figure(level=level) for level in levels} for serial, levels in figures.items()},
+        last_run=baseline.host.runs[-1].run_id,
     )
 
 

@@ -119,7 +119,8 @@ def _refuse_active_holder(directory: Path, owner: Claim, take_over: bool) -> Non
             "for a separate run choose another rackproof_run_id"
         )
     raise HeldError(
-        f"{what}; that process is on another machine or in another container, so its state is unknown: check there; "
+        f"{what}; that process is on another machine or in another container, or this machine was renamed, so its state is "
+        "unknown: check there; "
         f"if it has exited, set rackproof_take_over (-e rackproof_take_over=true) or remove {RunDirectory(directory).lock}"
     )
 

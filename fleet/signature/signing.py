@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -36,6 +37,7 @@ from fleet.signature.sums import (
 from schemas import VERSION, documents
 from schemas.errors import HeldError, RunError, UsageError
 from schemas.reports import FleetReport
+from schemas.times import epoch_seconds
 
 SCHEMA = "rackproof.signed/1"
 VALID, CHANGED, UNCONFIRMED = 0, 1, 2
@@ -45,6 +47,9 @@ VALID: nothing is wrong. CHANGED: the signature, a file or the report is wrong. 
 could not be confirmed that the report matches the records.
 """
 _MAX_NAMES = 5
+_EXPIRED = (
+    "the signer is no longer allowed, but was at {}, when the run was signed by the clock of the signer's machine"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,9 +173,10 @@ def verify(
     """
     if not (run_dir / SUMS).exists() or not (run_dir / SIGNATURE).exists():
         raise RunError(f"{run_dir}: not signed: {SUMS} or {SIGNATURE} is missing: run rackproof sign {run_dir} --key …")
-    data = read(run_dir / SUMS)
+    data, now = read(run_dir / SUMS), time.time()
+    signed_at = min(_signed_at(run_dir, data) or now, now)  # a time in the future is wrong
     try:
-        signer = str(ssh.verify(data, run_dir / SIGNATURE, allowed, identity))
+        signer = str(ssh.verify(data, run_dir / SIGNATURE, allowed, identity, signed_at))
     except ssh.SignatureError as error:
         return Verification(code=CHANGED, problems=(f"signature: {error}",))
     listed = parse_sums(data.decode("utf-8", errors="replace"))
@@ -179,8 +185,24 @@ def verify(
         return Verification(code=CHANGED, signer=signer, files=len(listed), problems=problems)
     statement = documents.read(run_dir / STATEMENT, "signed", max_bytes=MAX_SUMS_BYTES)
     result = Verification(code=VALID, signer=signer, statement=statement, files=len(listed))
+    try:
+        ssh.verify(data, run_dir / SIGNATURE, allowed, identity, now)
+    except ssh.SignatureError:
+        result = replace(result, notes=(_EXPIRED.format(statement["signed_at"]),))
     signed_rules = Rules(criteria=tuple(statement["criteria"]), waivers=tuple(statement["waivers"]))
     return _with_judgement(result, run_dir, rules or signed_rules, judge, listed) if judge else result
+
+
+def _signed_at(run_dir: Path, data: bytes) -> float | None:
+    """Return the time in `signed.json` in seconds since 1970; None if `data`, the content of SHA256SUMS, does not confirm it.
+
+    If the signature of `data` is valid, the signer has signed this time.
+    """
+    with contextlib.suppress(RunError, ValueError):
+        if parse_sums(data.decode("utf-8", errors="replace")).get(STATEMENT) == digest(run_dir / STATEMENT):
+            statement = documents.read(run_dir / STATEMENT, "signed", max_bytes=MAX_SUMS_BYTES)
+            return max(epoch_seconds(str(statement["signed_at"])), 0.0)
+    return None
 
 
 def _changes(run_dir: Path, listed: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -217,16 +239,16 @@ def _with_judgement(
         current = rule_digests(run_dir, rules)
         rejudged = judge_again(run_dir, rules, judge)
     except UsageError as error:
-        return replace(result, code=UNCONFIRMED, notes=(f"not judged again: {error}",))
+        return replace(result, code=UNCONFIRMED, notes=(*result.notes, f"not judged again: {error}"))
     notes = _changed_rules(result.statement, current)
     if not rejudged.differences:
         same = f"judged again: the report {'still ' if notes else ''}matches the records"
         if rejudged.report.history:
             same += "; its comparison with former runs is signed, but cannot be recomputed from the records"
-        return _with_views(replace(result, notes=(*notes, same)), run_dir, rejudged.report, listed)
+        return _with_views(replace(result, notes=(*result.notes, *notes, same)), run_dir, rejudged.report, listed)
     if notes:
         differences = (f"judged again: {text}" for text in rejudged.differences)
-        return replace(result, code=UNCONFIRMED, notes=(*notes, *differences))
+        return replace(result, code=UNCONFIRMED, notes=(*result.notes, *notes, *differences))
     problems = tuple(f"report.json does not match the records: {text}" for text in rejudged.differences)
     return replace(result, code=CHANGED, problems=problems)
 

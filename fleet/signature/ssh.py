@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from schemas.errors import RackproofError, RunError, UsageError
@@ -56,7 +57,7 @@ def sign(data: bytes, key: Path) -> str:
     return done.stdout
 
 
-def verify(data: bytes, signature: Path, allowed: Path, identity: str | None) -> Signer:
+def verify(data: bytes, signature: Path, allowed: Path, identity: str | None, at: float) -> Signer:
     """Return the allowed signer who signed `data`.
 
     Args:
@@ -64,6 +65,7 @@ def verify(data: bytes, signature: Path, allowed: Path, identity: str | None) ->
         signature: file with the armoured signature.
         allowed: an allowed_signers file, see ssh-keygen(1).
         identity: identity of the required signer; None: any signer in the file `allowed`.
+        at: time at which the signer must be allowed (`valid-after` and `valid-before` in the file), in seconds since 1970.
 
     Raises:
         SignatureError: the signature does not match `data`, the signer is not allowed, or `identity` requires another signer.
@@ -75,13 +77,16 @@ def verify(data: bytes, signature: Path, allowed: Path, identity: str | None) ->
             f"--allowed-signers {allowed}: no such file: give a file with an identity and a public key on each line, such as "
             'alice@example.com namespaces="rackproof" ssh-ed25519 AAAA…'
         )
-    done = _keygen("-Y", "find-principals", "-s", str(signature), "-f", str(allowed), data=data)
+    # Without a zone, ssh-keygen takes this as local time, like the times in the file. Versions before 9.1 know no zone.
+    when = f"-Overify-time={datetime.fromtimestamp(at).astimezone():%Y%m%d%H%M%S}"
+    done = _keygen("-Y", "find-principals", when, "-s", str(signature), "-f", str(allowed), data=data)
     principals = done.stdout.splitlines()
     if identity is not None and principals and identity not in principals:
         raise SignatureError(f"signed by {', '.join(principals)}, not by {identity}")
     for principal in [identity] if identity is not None else principals:
         done = _keygen(
-            *("-Y", "verify", "-n", NAMESPACE, "-s", str(signature), "-f", str(allowed), "-I", principal), data=data
+            *("-Y", "verify", when, "-n", NAMESPACE, "-s", str(signature), "-f", str(allowed), "-I", principal),
+            data=data,
         )
         if not done.returncode and (match := _SIGNER.search(done.stdout)):
             return Signer(identity=match[1], kind=match[2], fingerprint=match[3])
@@ -94,7 +99,7 @@ def _reason_invalid(done: subprocess.CompletedProcess[str], data: bytes, signatu
     if not check.returncode and (match := _KEY.search(check.stdout)):
         return (
             f"made with key {match[1]} {match[2]}: the allowed signers have no entry for this key "
-            f"and the namespace {NAMESPACE}, or the entry is not valid now"
+            f"and the namespace {NAMESPACE}, or the entry was not valid when the run was signed"
         )
     output = (done.stderr or done.stdout).strip().splitlines()
     return f"does not match the checksums: {output[-1] if output else 'ssh-keygen rejected it'}"

@@ -91,6 +91,15 @@ def test_timer_is_installed_changed_to_cron_and_removed(host: SystemdHost) -> No
         "ansible-pull --url=https://git.example.org/site.git --checkout=main"
         in run_on(host, "cat", f"{UNITS}/{SERVICE}").stdout
     )
+    names = '{"rackproof_schedule_kind": "cron", "rackproof_schedule_inventories": {"rack1": "/srv/site/rack1.yml", '
+    names += '"rack1.dc1": "/srv/site/rack1.yml"}}'
+    run_on(host, "touch", f"{CRONTAB}.dc1")
+    assert schedule(host, "-e", names)[0] > 0
+    assert sorted(installed_files(host)) == [CRONTAB, "/etc/cron.d/rackproof-revalidate_rack1_-dc1"]
+    assert schedule(host, "-e", names, "-e", "rackproof_schedule_state=absent")[0] > 0
+    assert installed_files(host) == []
+    assert schedule(host, *pulled)[0] > 0
+
     first_changes, second_changes = schedule(host, "-e", "rackproof_schedule_state=absent", times=2)
     assert (first_changes > 0, second_changes) == (True, 0)
     assert "0 timers" in run_on(host, "systemctl", "list-timers", "--all", "rackproof*").stdout
@@ -99,7 +108,9 @@ def test_timer_is_installed_changed_to_cron_and_removed(host: SystemdHost) -> No
 
 def installed_files(host: SystemdHost) -> list[str]:
     """Return the paths of the files that the role has installed in /etc."""
-    return run_on(host, "find", "/etc", "-name", "rackproof-revalidate*", "-not", "-path", "*.wants/*").stdout.split()
+    return run_on(
+        host, "find", "/etc", "-name", "rackproof-revalidate[-_]*", "-not", "-path", "*.wants/*"
+    ).stdout.split()
 
 
 def verify_units(host: SystemdHost) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -42,12 +43,15 @@ SlurmdPidFile=/run/slurmd.pid
 SlurmctldLogFile=/var/log/slurmctld.log
 SlurmdLogFile=/var/log/slurmd.log
 ReturnToService=2
+PrivateData=jobs
 Prolog=/etc/slurm/rackproof-health
 PrologFlags=Alloc
 SchedulerParameters=sched_interval=1,sched_min_interval=0,bf_interval=1
 NodeName=node[1-2] NodeAddr=10.77.0.1[1-2] CPUs=2 RealMemory=500 State=UNKNOWN
 PartitionName=gpu Nodes=ALL Default=YES MaxTime=120 State=UP
+PartitionName=hidden Nodes=ALL Hidden=YES State=UP
 """
+"""PrivateData hides the jobs of other accounts. The partition `hidden` is listed only with `squeue --all`."""
 HAS_CGROUP_V2 = Path("/sys/fs/cgroup/cgroup.controllers").exists()
 CGROUP_CONF = (
     f"CgroupPlugin=cgroup/{'v2' if HAS_CGROUP_V2 else 'v1'}\nCgroupAutomount=no\n"
@@ -173,6 +177,38 @@ def test_job_accepts_its_nodes(lab: Lab, tmp_path: Path) -> None:
     }
     assert launches == {host: [("benchmark", "finished", [host]), ("gang", "finished", list(HOSTS))] for host in HOSTS}
     assert "JobState=COMPLETED" in _show_job(lab, job)
+
+
+OTHER_ACCOUNT = ("setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups")
+
+
+@pytest.mark.parametrize(
+    ("partition", "prefix", "variables", "jobs"),
+    [
+        ("hidden", (), {}, r"Slurm job \d+ of root \(RUNNING\)"),
+        ("gpu", (), {"SQUEUE_USERS": "nobody", "SQUEUE_PARTITION": "hidden"}, r"Slurm job \d+ of root \(RUNNING\)"),
+        ("gpu", OTHER_ACCOUNT, {}, r"Slurm jobs that this account may not see \(state MIXED, 1 CPUs allocated\)"),
+    ],
+    ids=["hidden partition", "environment", "PrivateData"],
+)
+def test_node_with_a_job_that_squeue_hides_by_default_is_in_use(
+    lab: Lab, partition: str, prefix: tuple[str, ...], variables: dict[str, str], jobs: str
+) -> None:
+    options = ("--nodelist=node2", "--output=/dev/null", f"--partition={partition}", "--wrap=sleep 60")
+    job = lab.on(HOSTS[0], "sbatch", "--parsable", *options, cwd=Path(SHARED)).stdout.strip()
+    _wait(lambda: "JobState=RUNNING" in _show_job(lab, job), 40, lambda: _show_job(lab, job))
+
+    def ask() -> str:
+        words = [f"--word={word}" for word in prefix]
+        command = (RACKPROOF, "scheduler", "ask", "--kind=slurm", "--run-dir=/tmp", *words)
+        return lab.on(HOSTS[0], *command, stdin='{"h1": "node1", "h2": "node2"}', env=variables).stdout
+
+    try:
+        assert re.fullmatch(f"h2: {jobs}\n", ask())
+    finally:
+        lab.on(HOSTS[0], "scancel", job)
+        _wait(lambda: _states(lab)["node2"] == "idle", 40, lambda: _logs(lab))
+    assert ask() == "no host is in use\n"
 
 
 def test_faulty_node_is_drained_with_the_reason_before_the_job_starts(lab: Lab) -> None:

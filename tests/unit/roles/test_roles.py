@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -463,6 +464,133 @@ def test_percent_sign_in_a_cron_command_is_escaped(rendered_templates: Path) -> 
     assert line.endswith("2>&1 | logger -t rackproof-revalidate-rack1")
     (task,) = yaml.safe_load((ROOT / "roles/schedule/tasks/cron.yml").read_text())
     assert task["ansible.builtin.template"]["mode"] == "0600"
+
+
+# --- a schedule that updates its checkout
+
+
+OTHER_ACCOUNT = 65_534
+GIT = ("git", "-c", "user.name=alice", "-c", "user.email=alice@example.org")
+FAKE_RACKPROOF = """
+import pathlib, sys
+with pathlib.Path(__file__).with_name("calls").open("a") as log:
+    print(*sys.argv[1:], file=log)
+sys.exit(2 if "--not-updated" in sys.argv else 0)
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """Return a checkout of the repository `upstream`, with a fake `rackproof` and the units of a schedule that updates it.
+
+    The checkout belongs to another account. The repository has a commit, a file `new`, that the checkout does not have.
+    """
+    upstream, checkout = tmp_path / "upstream", tmp_path / "site"
+    (upstream / "playbooks").mkdir(parents=True)
+    updated = {"hosts": "gpu_hosts", "gather_facts": False, "tasks": [{"ansible.builtin.debug": {"msg": "updated"}}]}
+    (upstream / "playbooks" / "schedule.yml").write_text(yaml.safe_dump([updated]))
+    (upstream / "hosts.yml").write_text(yaml.safe_dump({"gpu_hosts": {"hosts": {"localhost": LOCAL}}}))
+    (upstream / "rackproof").write_text(FAKE_RACKPROOF)
+    for command in (("init", "-q", "-b", "main"), ("add", "-A"), ("commit", "-qm", "first")):
+        subprocess.run([*GIT, *command], cwd=upstream, check=True)
+    subprocess.run([*GIT, "clone", "-q", upstream, checkout], check=True)
+    (upstream / "new").touch()
+    for command in (("add", "-A"), ("commit", "-qm", "second")):
+        subprocess.run([*GIT, *command], cwd=upstream, check=True)
+    variables = {
+        **defaults("schedule"),
+        **role_vars("schedule"),
+        "rackproof_schedule_repository": str(upstream),
+        "item": "rack1",
+    }
+    variables |= {"rackproof_schedule_inventories": {"rack1": "hosts.yml"}, "rackproof_runs_directory": "runs"}
+    names = ("revalidate.cron", "revalidate.service")
+    tasks = [
+        {
+            "ansible.builtin.template": {
+                "src": f"{ROOT}/roles/schedule/templates/{name}.j2",
+                "dest": str(tmp_path / name),
+            },
+            "vars": {**variables, "_schedule_checkout": str(checkout)},
+        }
+        for name in names
+    ]
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"gpu_hosts": {"hosts": {"localhost": LOCAL}}}))
+    done = run_plays(tmp_path, {"hosts": "gpu_hosts", "gather_facts": False, "tasks": tasks})
+    assert done.returncode == 0, done.stdout + done.stderr
+    for path in (checkout, *checkout.rglob("*")):
+        os.chown(path, OTHER_ACCOUNT, OTHER_ACCOUNT)
+    return checkout
+
+
+def started(site: Path, kind: str) -> int:
+    """Execute the command of the cron file, or the first command of the service; return the exit code."""
+    if kind == "cron":
+        line = (site.parent / "revalidate.cron").read_text().splitlines()[-1].split(maxsplit=6)[-1]
+        assert len(line.replace(str(site.parent), "/srv")) < 1000  # cron of Debian ignores longer lines
+        command = ["/bin/sh", "-c", line.rpartition(" 2>&1 | logger")[0].replace("\\%", "%")]
+    else:
+        unit = (site.parent / "revalidate.service").read_text()
+        (text,) = re.findall(r"^ExecStartPre=\+(.*)$", unit, re.MULTILINE)
+        command = shlex.split(text.replace("%%", "%").replace("$$", "$"))
+    done = subprocess.run(command, cwd=site, capture_output=True, text=True, check=False)
+    print(done.stdout, done.stderr)
+    return done.returncode
+
+
+def calls(site: Path) -> list[str]:
+    """Return the arguments of each call of the fake `rackproof`."""
+    return (site / "calls").read_text().splitlines() if (site / "calls").exists() else []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give the checkout to another account")
+@pytest.mark.parametrize("kind", ["cron", "systemd"])
+def test_schedule_updates_a_checkout_of_another_account_and_sends_a_notification_if_this_fails(
+    site: Path, kind: str
+) -> None:
+    assert started(site, kind) == 0
+    assert (site / "new").exists()
+    measured = calls(site)
+    assert [call.split()[1] for call in measured] == (
+        [f"--inventory={site.parent}/hosts.yml"] if kind == "cron" else []
+    )
+    (site.parent / "upstream").rename(site.parent / "moved")
+    assert started(site, kind) == 2
+    assert [call.split()[1] for call in calls(site)] == [*(call.split()[1] for call in measured), "--not-updated"]
+
+
+SCHEDULES = [
+    "a.b",
+    "a_b",
+    "a-b",
+    "a_-b",
+    "a__b",
+    "a._b",
+    "a_.b",
+    "a.-b",
+    "rack12.dc1.example",
+    "rack12-dc1-example",
+    "_",
+    "_..",
+]
+
+
+def test_crontabs_have_names_that_cron_reads_and_no_two_schedules_have_the_same(tmp_path: Path) -> None:
+    """cron of Debian and Ubuntu reads only files whose names have no other characters than letters, digits, `_` and `-`."""
+    tasks = [
+        {
+            "ansible.builtin.copy": {"content": "{{ _schedule_crontab }}", "dest": f"{tmp_path}/{number}"},
+            "vars": {**role_vars("schedule"), "item": name},
+        }
+        for number, name in enumerate(SCHEDULES)
+    ]
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"gpu_hosts": {"hosts": {"localhost": LOCAL}}}))
+    done = run_plays(tmp_path, {"hosts": "gpu_hosts", "gather_facts": False, "tasks": tasks})
+    assert done.returncode == 0, done.stdout + done.stderr
+    files = [(tmp_path / str(number)).read_text().removeprefix("/etc/cron.d/") for number in range(len(SCHEDULES))]
+    assert all(re.fullmatch(r"[A-Za-z0-9_-]+", file) for file in files), files
+    assert len(set(files)) == len(files)
+    assert files[SCHEDULES.index("a-b")] == "rackproof-revalidate-a-b"
 
 
 # --- a report that cannot be written

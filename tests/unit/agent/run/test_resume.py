@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -46,7 +47,7 @@ def other_process() -> Iterator[subprocess.Popen[bytes]]:
 def make_claim(pid: int, directory: Path, **changes: object) -> Claim:
     """Return a claim to the run in `directory` by process `pid` of alice on control1. `changes`: fields to replace."""
     claim = locks.claim(directory.name, directory.parent, pid, "2026-11-21T04:00:00.000000Z")
-    return replace(claim, user="alice", host="control1", **changes)  # type: ignore[arg-type]
+    return replace(claim, **{"user": "alice", "host": "control1", **changes})  # type: ignore[arg-type]
 
 
 def write_claim(directory: Path, by: Claim) -> None:
@@ -98,7 +99,13 @@ def test_lock_of_a_killed_playbook_is_void(tmp_path: Path) -> None:
     [
         ({}, True),
         ({"start_time": "1"}, False),  # the process id was reused
-        ({"boot_id": "another"}, False),  # the machine was rebooted
+        ({"boot_id": "another", "host": socket.gethostname()}, False),  # the machine was rebooted
+        (
+            {"boot_id": "another", "host": "control9"},
+            None,
+        ),  # a clone of the machine, or the machine was renamed and rebooted
+        ({"host": "control9"}, True),  # the machine was renamed
+        ({"boot_id": "", "host": "control9"}, None),
         ({"pid_namespace": "pid:[1]"}, None),  # process ids of another container are unknown here
         ({"machine": "another", "boot_id": "another"}, None),
     ],
@@ -318,6 +325,32 @@ def test_another_run_is_refused_and_the_holder_is_named(tmp_path: Path) -> None:
     assert f"held by run r1 of alice on control1 since {before['since']}" in str(error.value)
     assert "rackproof_take_over" in str(error.value)
     assert read_lease(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "may_take"),
+    [
+        ({}, {}, True),
+        ({}, {"boot_id": "another"}, True),  # the control node was rebooted
+        ({}, {"host": "control9"}, True),  # the control node was renamed
+        (
+            {},
+            {"boot_id": "another", "host": "control9"},
+            False,
+        ),  # a clone, or the control node was renamed and rebooted
+        ({"boot_id": ""}, {"boot_id": "", "host": "control9"}, False),
+        ({}, {"machine": "another", "boot_id": "another"}, False),
+    ],
+)
+def test_newer_run_takes_the_host_of_an_interrupted_run_only_on_the_same_control_node(
+    tmp_path: Path, first: dict[str, str], second: dict[str, str], *, may_take: bool
+) -> None:
+    acquire(tmp_path, "r1", **first)
+    if may_take:
+        assert acquire(tmp_path, "r2", "05:00", **second).endswith("that run is no longer running")
+    else:
+        with pytest.raises(HeldError, match="rackproof_take_over"):
+            acquire(tmp_path, "r2", "05:00", **second)
 
 
 def test_run_keeps_its_lease_when_resumed(tmp_path: Path) -> None:

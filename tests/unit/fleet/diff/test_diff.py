@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from schemas import documents
 from schemas.baselines import Change, InstalledPart, Level
 from schemas.plans import BenchmarkChoice, BudgetSelection
 from schemas.records import Gpu, Record
+from tests import builders
 from tests.accepted import call, report_of, run_directory, slowed, swapped
 
 CRITERIA = [
@@ -78,7 +79,7 @@ def host(serials: Iterable[str] = ("S1",), figures: Sequence[tuple[str, Figure]]
     for serial, measured in figures:
         values.setdefault(serial, {})[measured.level.key] = measured
     gpus = tuple(gpu(serial, index) for index, serial in enumerate(serials) if serial)
-    return HostState(gpus=gpus, figures=values, **more)  # type: ignore[arg-type]
+    return HostState(gpus=gpus, figures=values, **{"last_run": "r0", **more})  # type: ignore[arg-type]
 
 
 def listed_changes(old: dict[str, HostState], new: dict[str, HostState]) -> list[tuple[str, str, str]]:
@@ -269,7 +270,7 @@ def test_operator_of_the_criterion_decides_whether_less_power_is_worse(operator:
         for item in (figure(700.0), figure(500.0))
     )
     rule = replace(CRITERIA[0], name="stress.power", operator=operator, unit="W")
-    found = changed_figures("h1", host(figures=[("S1", before)]), host(figures=[("S1", after)]), [rule])
+    found = changed_figures("h1", host(figures=[("S1", before)]), host(figures=[("S1", after)]), [rule], ["h1"])
     assert [item.kind for item in found] == [kind]
 
 
@@ -336,6 +337,40 @@ def test_figures_of_a_part_that_had_none_before_are_counted(
     old: dict[str, HostState], new: dict[str, HostState]
 ) -> None:
     assert [(item.host, item.new) for item in changes(old, new) if item.kind == "figures_new"] == [("h1", 1)]
+
+
+@pytest.mark.parametrize(
+    ("serial", "scope", "last_run", "missing"),
+    [
+        ("S1", "gpu=0,peer=OLD", "r2", 0),
+        ("S1", "gpu=0,peer=OLD", "r1", 1),
+        ("S1", "gpu=0,peer=S2", "r2", 1),
+        ("S1", "gpu=0,partner=h9", "r2", 0),
+        ("S1", "gpu=0,partner=h9", "r1", 1),
+        ("S1", "gpu=0,partner=h2", "r2", 1),
+        ("", "hca=mlx5_9,port=1", "r2", 0),
+        ("", "hca=mlx5_9,port=1", "r1", 1),
+        ("", "hca=mlx5_0,port=1", "r2", 1),
+        ("", "hca=mlx5_9,port=1,partner=h2", "r2", 0),
+        ("", "hca=mlx5_0,port=1,partner=h9", "r2", 0),
+        ("", "hca=mlx5_0,port=1,partner=h2", "r2", 1),
+        ("", "interface=eth9", "r2", 0),
+        ("", "interface=eth0", "r2", 1),
+        ("S1", "gpu=0", "r2", 1),
+        ("", "host", "r2", 1),
+        ("", "numa=1", "r2", 1),
+    ],
+)
+def test_missing_figure_of_a_former_part_is_not_counted(serial: str, scope: str, last_run: str, missing: int) -> None:
+    """The runs r0 and r1 measured the figure, and the new run did not. `last_run` is the last run of the earlier state.
+
+    The new run has the hosts h1 and h2. The host h1 has the GPUs S1 and S2, the adapter mlx5_0 and the interface eth0.
+    """
+    kept = figure(100.0, name="memory.bandwidth", runs=3)
+    old = host(["S1", "S2"], [("S1", kept), (serial, figure(9.0, name="x", scope=scope, runs=2))], last_run=last_run)
+    new = host(["S1", "S2"], [("S1", kept)], labels=frozenset({"gpu=0", "hca=mlx5_0", "port=1", "interface=eth0"}))
+    listed = changes({"h1": old, "h2": host(["S3"])}, {"h1": new, "h2": host(["S3"])})
+    assert [item.old for item in listed if item.kind == "figures_gone"] == [missing] * bool(missing)
 
 
 def test_gpu_that_was_not_measured_again_is_listed() -> None:
@@ -452,6 +487,38 @@ def test_command_lists_the_changes_and_exits_1_for_regressions(
     ]
     assert call("diff", before, after, "--markdown") == 1
     assert "| **replaced** | `h2` | `gpu=1` serial `S-NEW` |" in capsys.readouterr().out
+
+
+def test_diff_exits_0_for_a_run_after_a_replaced_gpu_was_accepted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The baseline of the neighbour keeps its figures with the old GPU as peer. The new GPU has its own baseline."""
+    baselines = tmp_path / "baselines"
+    standard = builders.plan("h1", "h2", profile="standard", gpu_count=2, rackproof_gang="none")
+    settings = standard.stage("benchmark").benchmarks["peer_copy"]
+    plan = builders.with_benchmarks(standard, benchmark={"peer_copy": settings})
+
+    def write(name: str, *functions: Callable[[Record], Record]) -> Path:
+        def change(record: Record) -> Record:
+            for function in functions:
+                record = function(record)
+            return record
+
+        return run_directory(tmp_path / name, change=change, stages=plan.stages, expected=plan.expected)
+
+    def without_pair(record: Record) -> Record:
+        """Remove the figures that GPU 0 of h1 has with its peer."""
+        kept = [item for item in record.observations if record.host != "h1" or not item.scope.startswith("gpu=0,peer=")]
+        return replace(record, observations=tuple(kept))
+
+    replaced = swapped("h1", 1, "S-NEW")
+    for name, changes_of_run in (("r1", ()), ("r2", (replaced,))):
+        run = write(name, *changes_of_run)
+        assert call("report", run) == 0
+        assert call("baseline", "accept", run, "--baseline", baselines) == 0
+    assert call("diff", baselines, write("r3", replaced)) == 0, capsys.readouterr().out
+    assert call("diff", baselines, write("r4", replaced, without_pair)) == 2
+    capsys.readouterr()
 
 
 def test_diff_exits_2_if_figures_were_not_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,9 +45,10 @@ cd "$(dirname "$0")"; echo "$*" >>log
 case "$*" in
 squeue*) test -f down && { echo "slurm_load_jobs error: Unable to contact slurm controller" >&2; exit 1; }
   cat "jobs-$4" 2>/dev/null ;;
-"scontrol show"*) echo "NodeName=$4 State=$(cat "state-$4") Reason=$(cat "reason-$4") [root@2026-11-21T04:00:00] Extra=x" ;;
+"scontrol show"*) echo "NodeName=$4 CPUAlloc=$(cat "cpus-$4" 2>/dev/null || echo 0) CPUEfctv=96 State=$(cat "state-$4")" \
+  "Reason=$(cat "reason-$4") [root@2026-11-21T04:00:00] Extra=x" ;;
 *state=drain*) test -f denied && { echo "slurm_update error: Access/permission denied" >&2; exit 1; }
-  node=${3#nodename=}; echo MIXED+DRAIN >"state-$node"; echo "${5#reason=}" >"reason-$node" ;;
+  node=${3#nodename=}; echo IDLE+DRAIN >"state-$node"; echo "${5#reason=}" >"reason-$node" ;;
 *state=resume) test -f denied && { echo "slurm_update error: Access/permission denied" >&2; exit 1; }
   node=${3#nodename=}; echo IDLE >"state-$node"; echo >"reason-$node" ;;
 esac
@@ -137,6 +138,52 @@ def test_host_with_a_job_is_in_use(slurm: FakeScheduler) -> None:
     assert slurm.changes() == []
 
 
+@pytest.mark.parametrize(
+    ("state", "cpus"),
+    [
+        ("MIXED", 8),
+        ("ALLOCATED", 96),
+        ("MIXED*", 8),
+        ("ALLOCATED+DRAIN", 96),
+        ("IDLE+COMPLETING", 0),
+        ("COMPLETING*", 0),
+        ("IDLE", 1),
+        ("DOWN+DRAIN", 4),
+    ],
+)
+def test_node_is_in_use_if_slurm_reports_it_as_allocated_although_squeue_lists_no_job(
+    slurm: FakeScheduler, state: str, cpus: int
+) -> None:
+    slurm.put(**{"state-n2": state, "cpus-n2": str(cpus), "jobs-n2": "13:bob:PENDING"})
+    assert slurm.drain_or_ask(drain=False) == {
+        "h2": f"Slurm jobs that this account may not see (state {state}, {cpus} CPUs allocated)"
+    }
+
+
+@pytest.mark.parametrize(
+    "state", ["IDLE", "IDLE*", "IDLE+DRAIN", "IDLE+PLANNED", "IDLE+CLOUD", "IDLE+RESERVED", "DOWN+DRAIN"]
+)
+def test_node_without_jobs_and_allocated_cpus_is_not_in_use(slurm: FakeScheduler, state: str) -> None:
+    slurm.put(**{"state-n2": state})
+    assert slurm.drain_or_ask(drain=False) == {}
+
+
+def test_squeue_is_asked_for_the_jobs_of_all_partitions_without_filters_of_the_environment(
+    slurm: FakeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filters = ("SQUEUE_USERS", "SQUEUE_STATES", "SQUEUE_PARTITION", "SQUEUE_ACCOUNT", "SQUEUE_NAMES", "SQUEUE_QOS")
+    for name in filters:
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("SLURM_CONF", "/etc/site/slurm.conf")
+    program = slurm.path / "program"
+    program.write_text(program.read_text().replace("#!/bin/sh\n", '#!/bin/sh\nenv >"$(dirname "$0")/environment"\n', 1))
+    slurm.drain_or_ask(drain=False)
+    environment = (slurm.path / "environment").read_text()
+    assert "SQUEUE_" not in environment
+    assert "SLURM_CONF=/etc/site/slurm.conf" in environment
+    assert "squeue -h -w n1 --all -o" in (slurm.path / "log").read_text()
+
+
 def test_hosts_count_as_in_use_if_the_scheduler_does_not_answer(slurm: FakeScheduler) -> None:
     slurm.put(down="")
     result = slurm.drain_or_ask(drain=False)
@@ -190,7 +237,7 @@ def test_node_that_is_out_of_service_without_a_drain_is_neither_drained_nor_resu
 @pytest.mark.parametrize("state", ["IDLE", "MIXED*", "ALLOCATED+COMPLETING", "IDLE+CLOUD", "IDLE+PLANNED", "MIXED-"])
 def test_healthy_node_is_drained(slurm: FakeScheduler, state: str) -> None:
     slurm.put(**{"state-n1": state})
-    assert slurm.drain_or_ask() == {}
+    assert slurm.drain_or_ask() == {}  # the fake node is idle after the drain: its jobs have ended
     assert slurm.changes() == [drain("n1"), drain("n2")]
 
 
@@ -615,7 +662,7 @@ def test_notification_is_printed_only_for_requested_states(tmp_path: Path, capsy
     documents.write(tmp_path / "report.json", report)
 
     def notice(on: str, run: Path = tmp_path) -> str:
-        assert call(argparse.Namespace(run_dir=run, on=on, link="", mail_to=[], mail_from="")) == 0
+        assert call(argparse.Namespace(run_dir=run, on=on, link="", mail_to=[], mail_from="", failed="")) == 0
         return capsys.readouterr().out
 
     assert notice("rejected,incomplete,busy") == ""
@@ -730,6 +777,9 @@ with (here / "played").open("a") as log:
 with (here / "inventories").open("a") as log:
     print(sys.argv[sys.argv.index("-i") + 1], file=log)
 run = pathlib.Path(values["rackproof_runs_directory"]) / values["rackproof_run_id"]
+(here / "variables").write_text(next((word for word in sys.argv if word.startswith("{")), ""))
+if (here / "fails").exists():
+    sys.exit(4)
 if sys.argv[-1].endswith("revalidate.yml"):
     shutil.copytree(here / "playbook_files", run, dirs_exist_ok=True)
     os.utime(run / "report.json")
@@ -737,8 +787,8 @@ if sys.argv[-1].endswith("revalidate.yml"):
 """
 """Fake ansible-playbook. It logs the playbook, the run id and the inventory, and writes `notified.json`.
 
-If the playbook is revalidate.yml, it also copies the files in `playbook_files`, a directory beside this program, to the run
-directory.
+If there is a file `fails` beside this program, it then exits with 4. Otherwise, if the playbook is revalidate.yml, it also copies
+the files in `playbook_files`, a directory beside this program, to the run directory.
 """
 
 
@@ -849,6 +899,49 @@ def test_incomplete_run_is_resumed(scheduled: ScheduledRevalidation) -> None:
     assert scheduled.played() == ["revalidate r-1"] * 2
 
 
+@pytest.mark.parametrize(
+    ("option", "played", "reason"),
+    [
+        ([], ["revalidate r-1", "notify r-1"], "the playbook exited with 4"),
+        (["--not-updated"], ["notify r-1"], "ansible-pull could not update the checkout, so nothing was measured"),
+    ],
+    ids=["playbook fails", "update of the checkout fails"],
+)
+def test_start_without_a_report_sends_a_notification_and_exits_2(
+    scheduled: ScheduledRevalidation, tmp_path: Path, option: list[str], played: list[str], reason: str
+) -> None:
+    (tmp_path / "bin" / "fails").touch()
+    assert main(["revalidate", *option, "-i", "x,", f"--runs={scheduled.runs}", "--name=r", "--date=1"]) == 2
+    assert scheduled.played() == played
+    variables = json.loads((tmp_path / "bin" / "variables").read_text())
+    assert variables["_rackproof_notify_run"] == str(scheduled.runs / "r-1")
+    assert variables["_rackproof_notify_failure"].startswith(reason)
+
+
+def test_notification_of_a_start_without_a_report_has_the_reason(tmp_path: Path) -> None:
+    """The real playbook notify.yml sends the mail. There is no run directory."""
+    (tmp_path / "sendmail").write_text(f"#!/bin/sh\ncat >{tmp_path}/mail\n")
+    (tmp_path / "sendmail").chmod(0o755)
+    variables = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    variables |= {"rackproof_notify_mail_to": ["ops@example.org"], "rackproof_notify_sendmail": f"{tmp_path}/sendmail"}
+    inventory = {"all": {"children": {"gpu_hosts": {"hosts": {"h1": {}}, "vars": variables}}}}
+    (tmp_path / "rack1.json").write_text(json.dumps(inventory))
+    command = [
+        *RACKPROOF,
+        "revalidate",
+        "--not-updated",
+        f"--inventory={tmp_path}/rack1.json",
+        f"--runs={tmp_path}/runs",
+    ]
+    done = subprocess.run([*command, "--name=rack1", "--date=1"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "NOTIFICATION FAILED" not in done.stdout
+    message = email.message_from_string((tmp_path / "mail").read_text())
+    assert message["To"] == "ops@example.org"
+    text = message.get_payload(decode=True).decode()  # type: ignore[union-attr]
+    assert text.startswith("incomplete: run rack1-1 has no report: ansible-pull could not update the checkout")
+
+
 def test_nodes_that_cannot_be_resumed_give_exit_code_2_and_a_notification(
     scheduled: ScheduledRevalidation, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -866,7 +959,12 @@ def test_nodes_that_cannot_be_resumed_give_exit_code_2_and_a_notification(
     assert "h1: Rackproof drained node n1 and could not resume it" in output
     assert f"rackproof scheduler resume --run-dir {scheduled.runs / 'r-1'}" in output
     assert (
-        call(argparse.Namespace(run_dir=scheduled.runs / "r-1", on="rejected", link="", mail_to=[], mail_from="")) == 0
+        call(
+            argparse.Namespace(
+                run_dir=scheduled.runs / "r-1", on="rejected", link="", mail_to=[], mail_from="", failed=""
+            )
+        )
+        == 0
     )
     document = json.loads(capsys.readouterr().out)
     assert (document["state"], document["drained"]) == ("accepted", ["h1"])

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -185,6 +186,82 @@ def test_key_that_is_not_allowed_fails_verification(run: Path, keys: Path, verif
     code, output = verify(run)
     assert code == 1
     assert "the allowed signers have no entry for this key" in output
+
+
+def sign_at(run: Path, keys: Path, time: str) -> None:
+    """Sign the run with the key of alice, as `rackproof sign` would at this time."""
+    text = (run / "signed.json").read_text()
+    (run / "signed.json").write_text(json.dumps({**json.loads(text), "signed_at": time}))
+    sums = (run / "SHA256SUMS").read_text()
+    before, after = (
+        hashlib.sha256(content.encode()).hexdigest() for content in (text, (run / "signed.json").read_text())
+    )
+    (run / "SHA256SUMS").write_text(sums.replace(before, after))
+    (run / "SHA256SUMS.sig").unlink()
+    command = ["ssh-keygen", "-q", "-Y", "sign", "-n", "rackproof", "-f", str(keys / "alice"), str(run / "SHA256SUMS")]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+IN_2024 = "2024-06-15T12:00:00Z"
+
+
+@pytest.mark.parametrize(
+    ("time", "validity", "code", "is_noted"),
+    [
+        (IN_2024, 'valid-before="20240701"', 0, True),
+        (IN_2024, 'valid-after="20240601",valid-before="20240701"', 0, True),
+        (IN_2024, 'valid-after="20240601"', 0, False),
+        (IN_2024, 'valid-before="20240601"', 1, False),
+        (IN_2024, 'valid-after="20240701"', 1, False),
+        ("2199-01-01T00:00:00Z", 'valid-before="20240701"', 1, False),
+        ("2199-01-01T00:00:00Z", 'valid-after="21980101"', 1, False),
+        ("2199-01-01T00:00:00Z", 'valid-before="21980101"', 0, False),
+        ("0001-01-01T00:00:00Z", 'valid-before="20240701"', 1, False),
+    ],
+)
+def test_key_must_be_valid_at_the_time_in_the_signed_statement(
+    run: Path, keys: Path, capsys: pytest.CaptureFixture[str], time: str, validity: str, code: int, *, is_noted: bool
+) -> None:
+    """A time that is in the future, or not after 1970, is not used: the key must then be valid now."""
+    sign_at(run, keys, time)
+    allowed = f'alice@example.com namespaces="rackproof",{validity} {(keys / "alice.pub").read_text()}'
+    (run.parent / "signers").write_text(allowed)
+    assert main(["verify", str(run), "--no-judge", "--allowed-signers", str(run.parent / "signers")]) == code
+    captured = capsys.readouterr()
+    assert ("the signer is no longer allowed" in captured.out) is is_noted
+    assert ("the entry was not valid when the run was signed" in captured.err) is bool(code)
+
+
+@pytest.mark.parametrize("damage", ["another time", "not listed", "no checksums"])
+def test_time_that_the_signature_does_not_cover_is_not_used(
+    run: Path, keys: Path, capsys: pytest.CaptureFixture[str], damage: str
+) -> None:
+    """The key has expired. The signature covers no statement with a time before that."""
+    sums = (run / "SHA256SUMS").read_text()
+    if damage == "another time":
+        statement = {**json.loads((run / "signed.json").read_text()), "signed_at": IN_2024}
+        (run / "signed.json").write_text(json.dumps(statement))
+    else:
+        sign_at(run, keys, IN_2024)
+        lines = [line for line in sums.splitlines(keepends=True) if "signed.json" not in line]
+        (run / "SHA256SUMS").write_text("".join(lines) if damage == "not listed" else "x\n")
+        (run / "SHA256SUMS.sig").unlink()
+        command = [
+            "ssh-keygen",
+            "-q",
+            "-Y",
+            "sign",
+            "-n",
+            "rackproof",
+            "-f",
+            str(keys / "alice"),
+            str(run / "SHA256SUMS"),
+        ]
+        subprocess.run(command, check=True, capture_output=True)
+    allowed = f'alice@example.com namespaces="rackproof",valid-before="20240701" {(keys / "alice.pub").read_text()}'
+    (run.parent / "signers").write_text(allowed)
+    assert main(["verify", str(run), "--no-judge", "--allowed-signers", str(run.parent / "signers")]) == 1
+    assert "the entry was not valid" in capsys.readouterr().err
 
 
 def test_signature_with_another_namespace_is_rejected(run: Path, keys: Path, verify: Verify) -> None:
