@@ -83,7 +83,8 @@ def _gpu_users(run: HostRun) -> list[str]:
 def record_skipped(run: HostRun, reason: str) -> None:
     """Record every planned observation as skipped for `reason`, except those of stages that already have an observation.
 
-    Also take the first snapshot if there is none. A snapshot does not disturb the processes that use the host.
+    Also take the first snapshot if there is none. A snapshot does not disturb the processes that use the host. The record
+    does not change if there is nothing to add.
     """
     record = run.record()
     recorded_stages = {observation.stage for observation in record.observations}
@@ -95,15 +96,14 @@ def record_skipped(run: HostRun, reason: str) -> None:
     if not has_snapshot:
         sources = build_collectors(devices, full_snapshot=True)
         taken = [take_snapshot(sources, stage=PREFLIGHT, phase="before")]
-    run.append(
-        snapshots=[snapshot for snapshot, _ in taken],
-        gpus=[gpu for _, gpus in taken for gpu in gpus],
-        observations=[
-            observation
-            for observation in _skipped_observations(run, reason)
-            if observation.stage not in recorded_stages
-        ],
-    )
+    skipped = [item for item in _skipped_observations(run, reason) if item.stage not in recorded_stages]
+    if taken or skipped:
+        run.append(
+            snapshots=[snapshot for snapshot, _ in taken],
+            gpus=[gpu for _, gpus in taken for gpu in gpus],
+            observations=skipped,
+            keep_end=not taken,  # the judge expects a snapshot or a launch in the last hour of a record
+        )
     publish_idle(run)
 
 

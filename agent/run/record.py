@@ -148,13 +148,17 @@ class HostRun:
         observations: Iterable[Observation] = (),
         launches: Iterable[Launch] = (),
         software: Mapping[str, str] | None = None,
+        keep_end: bool = False,
     ) -> Record:
-        """Add these parts to the record (`merge`), write it atomically, and return it."""
+        """Add these parts to the record (`merge`), write it atomically, and return it.
+
+        The record then ends now. With `keep_end` its end does not change: nothing was read or measured.
+        """
         record = self.record(gang)
         known_gpus = {gpu.index: gpu for gpu in record.gpus} | {gpu.index: gpu for gpu in gpus}
         record = replace(
             self.merge(record, tuple(snapshots), tuple(observations), tuple(launches)),
-            ended=utc_now(),
+            ended=record.ended if keep_end else utc_now(),
             gpus=tuple(known_gpus[index] for index in sorted(known_gpus)),
             software={**record.software, **(software or {})},
         )

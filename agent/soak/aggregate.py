@@ -16,6 +16,8 @@ from dataclasses import replace
 from agent.sampling.snapshot_sampler import SnapshotSelector
 from agent.sampling.timeline import Recorder
 from fleet.judge.evidence import identifying_params
+from fleet.judge.reading_consistency import UPTIME
+from fleet.judge.reboots import BOOT_ID, reboots
 from schemas.catalogue import counts_wrong_results
 from schemas.readings import READINGS
 from schemas.records import MEASURED, Launch, Metric, Observation, Samples, Snapshot, Value
@@ -34,7 +36,6 @@ FIRST_LAUNCHES, LAST_LAUNCHES, FAILED_LAUNCHES = 1, 3, 16
 CHANGED_SNAPSHOTS = 8
 REBOOT_PAIRS = 8
 """Maximum number of reboots for which the record keeps the snapshots just before and just after the reboot."""
-UPTIME = "host.uptime"
 CHANGES_WITH_LOAD = ("gpu.throttle.active", "gpu.tenant", "host.cpu.governor", "gpu.performance_state")
 """First part of the names of readings that change with the load. Their changes are no reason to keep a snapshot."""
 
@@ -190,19 +191,14 @@ def select_snapshots(snapshots: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
     edges = [snapshot for snapshot in snapshots if snapshot.phase != "during"]
     kept = edges[:1] + edges[-1:] if len(edges) > 1 else edges
     changed = [later for earlier, later in itertools.pairwise(edges) if _differs(earlier, later)]
-    reboots = [pair for pair in itertools.pairwise(edges) if _rebooted(*pair)][:REBOOT_PAIRS]
-    for snapshot in (*changed[:CHANGED_SNAPSHOTS], *itertools.chain.from_iterable(reboots)):
+    pairs = reboots(_readings(edges, UPTIME), _readings(edges, BOOT_ID))[:REBOOT_PAIRS]
+    for snapshot in (*changed[:CHANGED_SNAPSHOTS], *itertools.chain.from_iterable(pairs)):
         kept += [snapshot] if snapshot not in kept else []
     return tuple(sorted([*kept, *selector.selected()], key=lambda snapshot: snapshot.at))
 
 
-def _rebooted(earlier: Snapshot, later: Snapshot) -> bool:
-    """Return whether the uptime of the host fell between two snapshots, which shows a reboot."""
-    before, after = (
-        [value for metric in snapshot.metrics if metric.name == UPTIME for value in metric.values.values()]
-        for snapshot in (earlier, later)
-    )
-    return any(_fell(old, new) for old, new in zip(before, after, strict=False))
+def _readings(snapshots: Sequence[Snapshot], name: str) -> list[tuple[Snapshot, Metric]]:
+    return [(snapshot, metric) for snapshot in snapshots for metric in snapshot.metrics if metric.name == name]
 
 
 def _fell(old: Value, new: Value) -> bool:

@@ -146,7 +146,7 @@ def _clock_problems(record: Record, planned: str, received: float | None) -> Ite
     Args:
         record: a record of the host.
         planned: when the control node made the plan.
-        received: when the control node wrote the file of the record, in seconds since 1970; None: unknown.
+        received: when the control node received the record, in seconds since 1970; None: unknown.
     """
     try:
         planned_at, began, ended = map(epoch_seconds, (planned, record.began, record.ended))
@@ -160,8 +160,7 @@ def _clock_problems(record: Record, planned: str, received: float | None) -> Ite
             f"the record {when}: it is of an earlier run, or the clock of the host is behind that of the control node",
             "",
         )
-    # If `received` is before the plan, it is not compared: the file was copied with an old time, for example from an archive.
-    if received is not None and planned_at <= received < ended - CLOCK_TOLERANCE_S:
+    if received is not None and received < ended - CLOCK_TOLERANCE_S:
         when = f"ends at {record.ended}, {_amount(ended - received)} after the control node received it"
         yield (
             CLOCK,

@@ -11,11 +11,13 @@ import math
 
 from fleet.judge.criteria import Criterion
 from fleet.judge.host_view import HostView
+from fleet.judge.reading_consistency import UPTIME
+from fleet.judge.reboots import BOOT_ID, reboots
 from fleet.quantities import finite, number, quantity
 from schemas.records import Observation
 from schemas.times import seconds_or_nan
 
-UPTIME, COUNTER_AGE = "host.uptime", "port.counter_age"
+COUNTER_AGE = "port.counter_age"
 BASES = (UPTIME, COUNTER_AGE)
 """Readings that show for how long a counter has counted."""
 HOUR_S = 3600.0
@@ -51,7 +53,7 @@ def hours_of_run(view: HostView) -> float | None:
     """Return for how many hours the host was up between its first and its last snapshot, at least LEAST_RUN_S.
 
     If the host rebooted between two snapshots, only the uptime in the second one counts, because the counters started again at
-    the reboot too. None if the first or the last snapshot lacks the uptime, or if the uptime fell and the time of a snapshot is
+    the reboot too. None if the first or the last snapshot lacks the uptime, or if the host rebooted and the time of a snapshot is
     not valid.
     """
     readings = view.observations.metrics.get(UPTIME, ())
@@ -61,17 +63,16 @@ def hours_of_run(view: HostView) -> float | None:
     uptimes = [finite(metric.values.get("host", "")) for _, metric in readings]
     if uptimes[0] is None or uptimes[-1] is None:
         return None
-    known = [
-        (seconds_or_nan(snapshot.at), uptime)
-        for (snapshot, _), uptime in zip(readings, uptimes, strict=True)
-        if uptime is not None
-    ]
+    known = [(snapshot, uptime) for (snapshot, _), uptime in zip(readings, uptimes, strict=True) if uptime is not None]
+    after_reboot = {id(later) for _, later in reboots(readings, view.observations.metrics.get(BOOT_ID, ()))}
     seconds = 0.0
-    for (before, earlier), (at, later) in itertools.pairwise(known):
-        # The uptime falls at a reboot. Then `later`, the time since the reboot, counts.
-        # The uptime also falls if the clock was set back, because the snapshots are then in the wrong order. In this case `later`
-        # may be longer than the time between the snapshots.
-        seconds += later - earlier if later >= earlier else min(at - before, later)
+    for (before, earlier), (snapshot, later) in itertools.pairwise(known):
+        if id(snapshot) not in after_reboot:
+            seconds += later - earlier
+            continue
+        # `later`, the time since the reboot, counts. If the clock was set back, which looks like a reboot, `later` may be longer
+        # than the time between the snapshots.
+        seconds += min(seconds_or_nan(snapshot.at) - seconds_or_nan(before.at), later)
     if math.isnan(seconds):  # a date is not valid, which `consistency` reports
         return None
     return max(seconds, LEAST_RUN_S) / HOUR_S

@@ -35,8 +35,8 @@ class Evidence:
     foreign: tuple[Record, ...] = ()
     """Gang records that were written by another machine than the host record (`duplicates`). They are not judged."""
     received: Mapping[str, float] = field(default_factory=dict)
-    """Gang of a record (empty for the host record) -> when the control node wrote the file of the record, in seconds since 1970.
-    Simulated records have no entry."""
+    """Gang of a record (empty for the host record) -> when the control node received it, in seconds since 1970. A record has no
+    entry if this is not known, as in a copy of a run, or if the record is simulated."""
     problem: str = ""
     """Why there is no host record, or what failed on this host according to the control node; empty if there is a host record
     and nothing failed."""

@@ -10,10 +10,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from fleet.judge.absence import with_absence
-from fleet.judge.change import number
 from fleet.judge.evidence import Evidence
 from fleet.judge.host_view import HostView
 from fleet.judge.localization.launches import Attempt, gang_attempts
+from fleet.judge.reading_consistency import UPTIME
+from fleet.judge.reboots import BOOT_ID, reboots
 from fleet.quantities import counted
 from schemas.catalogue import Expectation, can_observe
 from schemas.plans import Plan
@@ -66,10 +67,10 @@ def identity_changes(view: HostView) -> Iterator[Verdict]:
                     reason = f"changed during the run: {', then '.join(map(str, values))}"
                     source = "the identity of a part does not change"
                     yield _identity_verdict(view, name, scope, "identity-constant", values[-1], reason, False, source)
-    uptimes = [number(item.value) for item in view.observations["host.uptime"] if item.status == MEASURED]
-    if any(later < earlier for earlier, later in itertools.pairwise(uptimes)):
+    metrics = view.observations.metrics
+    if reboots(metrics.get(UPTIME, ()), metrics.get(BOOT_ID, ())):
         reason = "the host rebooted during the run: its counters were reset"
-        yield view.inconclusive("host.uptime", "host", reason, kind=VerdictKind.CONTRADICTORY)
+        yield view.inconclusive(UPTIME, "host", reason, kind=VerdictKind.CONTRADICTORY)
 
 
 def _identity_verdict(

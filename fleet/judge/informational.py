@@ -115,7 +115,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "gpu.throttle.time reason=power_cap": "a healthy GPU reaches its power limit under load",
     "gpu.throttle.time reason=reliability": "a healthy GPU reaches its highest voltage; the work under stress is judged",
     "gpu.throttle.time reason=sync_boost": "follows from the clocks of other GPUs, whose work under stress is judged",
-    "host.boot_id": "differs between machines and boots; hosts with the same one are reported as one machine",
+    "host.boot_id": "differs between machines and boots; hosts that share one are reported as one machine, a change as a reboot",
     "host.cpu.busy": _LOAD,
     "host.cpu.stolen": "not a fault of the host; if it is more than 10 % of the time of a stage, the report has a caveat",
     "host.cpu.clock_now_median": "idle processors lower their clocks",

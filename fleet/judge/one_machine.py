@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from fleet.judge.drift import DRIFT
 from fleet.judge.host_view import HostView
+from fleet.judge.reboots import BOOT_ID
 from fleet.judge.shared_gpus import is_speed
 from schemas.catalogue import BENCHMARKS
 from schemas.reports import FAIL, Verdict, VerdictKind
@@ -22,7 +23,6 @@ from schemas.scopes import HOST, Scope
 from schemas.stages import SOAK
 from schemas.times import epoch_seconds
 
-BOOT_ID = "host.boot_id"
 MAX_NAMES = 8
 """Maximum number of hosts that a text names. Most machines have at most eight GPUs, and few have more hosts than GPUs."""
 

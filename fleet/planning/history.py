@@ -13,12 +13,13 @@ from typing import Any
 
 from fleet.inventory.ansible import Variables
 from fleet.planning.test_selection import Key, PastRun, select_tests
+from fleet.records.newest import newest_first
 from schemas import documents
 from schemas.catalogue import BENCHMARKS, DURATION
 from schemas.errors import UsageError
 from schemas.plans import BudgetSelection, selection_from_json
 from schemas.reports import FAIL, INCONCLUSIVE, Verdict
-from schemas.run_directory import RECORDS, RunDirectory, is_run, runs_in
+from schemas.run_directory import RECORDS, RunDirectory, is_run
 from schemas.stages import BENCHMARK, SOAK
 from schemas.times import epoch_seconds
 
@@ -141,11 +142,11 @@ def history(runs: Path, hosts: set[str], *, rehearsal: bool, excluded: Path | No
         excluded: directory of a run to leave out.
     """
     reports = [
-        RunDirectory(path).report for path in runs_in(runs) if excluded is None or path.resolve() != excluded.resolve()
+        RunDirectory(path).report
+        for path in newest_first(runs)
+        if excluded is None or path.resolve() != excluded.resolve()
     ]
-    reports = [path for path in reports if path.exists()]
-    reports.sort(key=lambda path: (path.stat().st_mtime, path.parent.name), reverse=True)
-    for number, path in enumerate(reports[:MAX_RUNS]):
+    for number, path in enumerate(islice((path for path in reports if path.exists()), MAX_RUNS)):
         try:
             report, plan = map(_read, (path, RunDirectory(path.parent).plan))
             comparable = (

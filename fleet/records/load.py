@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from fleet.judge.evidence import Evidence
+from fleet.judge.reading_consistency import CLOCK_TOLERANCE_S
 from fleet.records.baseline_store import BaselineSnapshot
 from fleet.records.remedies import with_remedy
 from schemas import documents, quick
@@ -39,6 +40,9 @@ from schemas.times import epoch_seconds
 JOURNAL_BYTES = 64_000_000
 REPORT_BYTES = 4_000_000_000
 """Maximum size of a report.json. The report of a large fleet has up to 20 000 verdicts, and a few kB for each host."""
+MAX_CLOCK_LAG_S = 3600.0
+"""The clock of a file server is behind that of the control node by at most this time. If the file of the plan is older than the
+plan by more, its time is not that at which it was written."""
 MAX_CACHED_HOSTS = 16
 """The evidence of a run with more hosts is not kept in memory, except if only gang records are read."""
 FETCH_AGAIN = "resume the run, or collect the record again"
@@ -72,7 +76,6 @@ class RecordReader:
         self._journal_problems, self.only_gangs = journal_problems, only_gangs
         self._users = users or {}
         self._baseline = BaselineSnapshot(directory, plan) if plan.baseline else None
-        self._clock_lag_s = _clock_lag_s(directory, plan)
         self._reader = quick.Reader()
         self.checked: dict[str, bytes] = {}
         """Path of a valid record -> digest of its bytes. Unchanged bytes are not validated again."""
@@ -86,8 +89,8 @@ class RecordReader:
             path = record_name(host.name, gang)
             try:
                 records.append(self._record(path, host.name, gang))
-                if not self.plan.simulated:  # a simulation invents the times in its records
-                    received[gang] = (self._directory / path).stat().st_mtime + self._clock_lag_s
+                if (moment := self._received_at(path)) is not None:
+                    received[gang] = moment
             except FileNotFoundError:
                 if not gang:
                     problems.append(f"no record: {path} is missing")
@@ -105,6 +108,18 @@ class RecordReader:
         # The baseline belongs to the evidence, because the judge reads no files.
         baseline = self._baseline.of_host(host.name, evidence.gpus()) if self._baseline else None
         return replace(evidence, baseline=baseline) if baseline else evidence, quarantined
+
+    def _received_at(self, path: str) -> float | None:
+        """Return when the control node received the record at `path`, in seconds since 1970; None if it is not known."""
+        if self.plan.simulated:  # a simulation invents the times in its records
+            return None
+        try:
+            planned = epoch_seconds(self.plan.created)
+        except ValueError:
+            return None
+        plan_file = RunDirectory(self._directory).plan
+        # A copy of a run has the time of the copy, because no program can set `st_ctime`. Archives set `st_mtime`.
+        return received_at(planned, plan_file.stat().st_ctime, (self._directory / path).stat().st_ctime)
 
     def _with_bmc(self, evidence: Evidence, host: str, quarantined: list[Quarantined]) -> Evidence:
         """Return the evidence with the record of the BMC, or with the reason why there is none."""
@@ -158,16 +173,22 @@ class RecordReader:
         return record
 
 
-def _clock_lag_s(directory: Path, plan: Plan) -> float:
-    """Return by how many seconds the clock of the file system is behind that of the control node, which wrote the plan.
+def received_at(planned: float, plan_written: float, record_written: float) -> float | None:
+    """Return when the control node received a record, by its own clock; None if the file times do not show it.
 
-    A file server sets the modification times of files by its own clock. The lag is the time `created` in plan.json, minus the
-    modification time of plan.json. It is 0 if the modification time is later, or if one of the two times is not known.
+    A file server sets the times of files by its own clock. That clock is behind the clock of the control node by the time at
+    which the control node made the plan, minus the time of the file of the plan. The files have other times if the run was
+    copied: often all the same time, the time of the copy, or 1970. Then it is not known when the record was received.
+
+    Args:
+        planned: when the control node made the plan. All times are in seconds since 1970.
+        plan_written: time of the file of the plan.
+        record_written: time of the file of the record.
     """
-    try:
-        return max(0.0, epoch_seconds(plan.created) - RunDirectory(directory).plan.stat().st_mtime)
-    except (OSError, ValueError):
-        return 0.0
+    lag_s = planned - plan_written
+    if not -CLOCK_TOLERANCE_S <= lag_s <= MAX_CLOCK_LAG_S or record_written <= plan_written:
+        return None
+    return record_written + lag_s
 
 
 class RunEvidence(Mapping[str, Evidence]):

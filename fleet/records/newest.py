@@ -8,7 +8,8 @@ from pathlib import Path
 from schemas import documents
 from schemas.errors import UsageError
 from schemas.plans import Plan
-from schemas.run_directory import RunDirectory, runs_in
+from schemas.run_directory import PLAN_BYTES, RunDirectory, runs_in
+from schemas.times import epoch_seconds
 
 RUNS = Path("runs")
 """Directory in which playbooks and `rackproof run` create run directories."""
@@ -22,7 +23,7 @@ def run_or_newest(run_dir: Path | None) -> Path:
     """
     if run_dir is not None:
         return run_dir
-    runs = _newest_first()
+    runs = newest_first(RUNS)
     if not runs:
         raise UsageError(
             f"no run in {RUNS.absolute()}: give the directory of a run, or change to the directory that has {RUNS}/"
@@ -40,7 +41,7 @@ def newest_two() -> tuple[Path, Path]:
     Raises:
         UsageError: RUNS has no run, the plan of the newest run is not readable, or no earlier run is comparable with it.
     """
-    runs = _newest_first()
+    runs = newest_first(RUNS)
     newest = _read_plan(runs[0]) if runs else None
     for earlier in runs[1:]:
         plan = _read_plan(earlier)
@@ -57,9 +58,22 @@ def newest_two() -> tuple[Path, Path]:
     raise UsageError(f"diff: {problem}: give an earlier run, or a directory of baselines, and the new run")
 
 
-def _newest_first() -> list[Path]:
-    """Return the runs in RUNS, newest first, by the time at which the plan was written."""
-    return sorted(runs_in(RUNS), key=lambda run: (RunDirectory(run).plan.stat().st_mtime_ns, run.name), reverse=True)
+def newest_first(directory: Path) -> list[Path]:
+    """Return the runs in `directory`, newest first, by the time `created` in the plan, then by name.
+
+    The times of files are not used, because a copy may change their order. Only a run whose plan cannot be read is sorted by the
+    time of the plan's file, so that a command that chooses it says that its plan is damaged.
+    """
+    return sorted(runs_in(directory), key=lambda run: (_created(run), run.name), reverse=True)
+
+
+def _created(run: Path) -> float:
+    path = RunDirectory(run).plan
+    try:
+        text = documents.read_bytes(path, max_bytes=PLAN_BYTES)
+        return epoch_seconds(documents.parse(text, source=str(path), max_bytes=PLAN_BYTES)["created"])
+    except (documents.DocumentError, AttributeError, LookupError, TypeError, ValueError):
+        return path.stat().st_mtime
 
 
 def _read_plan(run: Path) -> Plan | None:

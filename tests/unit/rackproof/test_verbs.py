@@ -6,12 +6,16 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fleet.judge.criteria import shipped_packs
+from fleet.records.newest import newest_first
 from rackproof.main import GROUPS, VERBS, main
 from tests import builders
 from tests.unit.fleet.report.test_report import write_run
@@ -88,14 +92,16 @@ def test_zsh_and_fish_accept_their_completions(
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the directory `runs` with three runs of one host each. Oldest first: `b` of h1, `c` of h2, `a` of h1."""
+    """Return the directory `runs` with three runs of one host each. Oldest first: `b` of h1, `c` of h2, `a` of h1.
+
+    The times of their files are in the opposite order, as after a copy.
+    """
     monkeypatch.chdir(tmp_path)
     for age, (name, host) in enumerate((("b", "h1"), ("c", "h2"), ("a", "h1"))):
         run = tmp_path / "runs" / name
-        write_run(
-            run, replace(builders.plan(host, profile="smoke", rackproof_gang="none"), run_id=name, nonce=name * 32)
-        )
-        os.utime(run / "plan.json", (1_000_000 + age, 1_000_000 + age))
+        plan = builders.plan(host, profile="smoke", rackproof_gang="none")
+        write_run(run, replace(plan, run_id=name, nonce=name * 32, created=f"2026-11-21T0{age}:00:00Z"))
+        os.utime(run / "plan.json", (1_000_000 - age, 1_000_000 - age))
     return tmp_path / "runs"
 
 
@@ -107,6 +113,30 @@ def test_newest_run_is_the_default(runs: Path, capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out == "[]\n"
     assert main(["watch", "--once", "--no-ask"]) == 0
     assert "newest run: runs/a" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"created": 3}', '{"created": "today"}', '{"created": null}'])
+def test_run_with_a_damaged_plan_is_sorted_by_its_file_and_named(
+    runs: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    (runs / "b" / "plan.json").write_text(text)
+    assert [run.name for run in newest_first(runs)] == ["b", "a", "c"]
+    assert main(["report"]) != 0
+    assert "runs/b/plan.json" in capsys.readouterr().err
+    os.utime(runs / "b" / "plan.json", (0, 0))
+    assert [run.name for run in newest_first(runs)] == ["a", "c", "b"]
+
+
+@given(st.permutations(range(5)), st.lists(st.integers(0, 2), min_size=5, max_size=5))
+def test_order_of_runs_depends_on_plans_and_names_and_not_on_file_times(order: list[int], hours: list[int]) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        for position, number in enumerate(order):
+            path = Path(directory) / f"r{number}" / "plan.json"
+            path.parent.mkdir()
+            path.write_text(json.dumps({"created": f"2026-11-21T0{hours[number]}:00:00Z"}))
+            os.utime(path, (position, position))
+        expected = sorted(range(5), key=lambda number: (hours[number], number), reverse=True)
+        assert [run.name for run in newest_first(Path(directory))] == [f"r{number}" for number in expected]
 
 
 def test_diff_compares_the_newest_runs_of_the_same_hosts(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

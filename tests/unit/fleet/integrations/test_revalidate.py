@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,17 +27,21 @@ from fleet.cli.notice import call
 from fleet.integrations.notification import mail, payload, state
 from fleet.integrations.scheduler import DRAINED, drain_or_ask, resume_all
 from fleet.judge.criteria import read_packs
+from fleet.judge.evidence import Evidence
 from fleet.records.load import load
 from fleet.report.merge import merge
 from rackproof.main import main
 from schemas import documents
+from schemas.decode import record_from_json
 from schemas.errors import RunError, UsageError
 from schemas.locks import claim
 from schemas.plans import Plan
-from schemas.records import SKIPPED, to_json
+from schemas.records import SKIPPED, Record, to_json
+from schemas.reports import INCONCLUSIVE, VerdictKind
 from schemas.skips import skipped_for
 from tests import ROOT, builders
 from tests.fakes import nvml
+from tests.unit.fleet.judge.test_consistency import shifted_by
 
 RACKPROOF = (sys.executable, ROOT / "rackproof")
 SLURM = """#!/bin/sh
@@ -487,6 +491,41 @@ def test_host_with_a_gpu_process_is_inspected_but_not_measured(tmp_path: Path, l
     assert not (host.run.parent.parent / "lease.json").exists()  # nothing is measured, so the host is not locked
     assert host.busy("gpu.1.ComputeRunningProcesses=4711").returncode == 1
     assert host.record()["observations"] == record["observations"]
+
+
+def hours_ago(host: Host, record: Record, *, hours: int = 4) -> bytes:
+    """Write the record of the host as it was `hours` ago, and return its text."""
+    end = datetime.fromisoformat(record.ended) - datetime.now(UTC)
+    path = host.run / "record.json"
+    documents.write(path, to_json(shifted_by(record, -end - timedelta(hours=hours))))
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("stages", ["none", "all", "first"])
+def test_host_that_is_in_use_again_hours_later_has_no_contradictory_record(
+    tmp_path: Path, library: Path, stages: str
+) -> None:
+    """`stages`: those that were measured before the host was in use."""
+    host = Host(tmp_path, library, rackproof_gang="rack" if stages == "first" else "none")
+    process = "gpu.1.ComputeRunningProcesses=4711"
+    assert host.busy(process).returncode == 1
+    record = record_from_json(host.record(), source="record")
+    if stages != "none":
+        (record,) = [item for item in builders.records(host.plan, "h1") if not item.gang]
+    before = hours_ago(host, record)
+    assert host.busy(process).returncode == 1
+    if stages != "first":
+        assert (host.run / "record.json").read_bytes() == before
+    after = record_from_json(host.record(), source="record")
+    skipped = {item.stage for item in after.observations if item.status == SKIPPED}
+    assert skipped == {"none": {"benchmark"}, "all": set(), "first": {"gang"}}[stages]
+    assert after.ended == json.loads(before)["ended"]
+    report = merge(replace(host.plan, created=after.began), {"h1": Evidence(records=(after,))}, read_packs(()))
+    verdicts = [item for item in report.verdicts if item.host == "h1" and item.verdict == INCONCLUSIVE]
+    assert [item.reason for item in verdicts if item.name == "record"] == []
+    if stages == "none":
+        # The machine that runs this test lacks readings that a GPU host has. They are missing, and contradict nothing.
+        assert {item.kind for item in verdicts} - {VerdictKind.MISSING} == {VerdictKind.IN_USE}
 
 
 def test_idle_host_is_free_and_leaves_no_record(tmp_path: Path, library: Path) -> None:

@@ -108,7 +108,7 @@ def test_hours_before_a_reading_come_from_the_snapshot_of_the_reading() -> None:
     ("uptimes", "hours"),
     [
         ([1, 4], 3.0),
-        ([1, 1.0001], 1 / 12),  # the result is never below five minutes
+        ([90, 90.0001], 1 / 12),  # the result is never below five minutes
         ([None, 1], None),
         ([1, None], None),
         ([1, None, 4], 3.0),

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from fleet.judge.criteria import read_packs
 from fleet.judge.evidence import Evidence
-from fleet.records.load import load
+from fleet.records.load import load, received_at
+from fleet.report.judge_run import judge_run
 from fleet.report.merge import merge
 from schemas import documents
+from schemas.plans import Plan
 from schemas.records import to_json
 from schemas.reports import ACCEPTED, INCOMPLETE, INCONCLUSIVE, PASS, FleetReport
 from schemas.run_directory import RunDirectory, record_name
-from schemas.times import epoch_seconds
-from tests import builders
+from schemas.times import epoch_seconds, utc_now
+from tests import ROOT, builders
 from tests.unit.fleet.judge.test_consistency import shifted_by
 
 PLAN = builders.plan("h1", "h2", rackproof_gang="none")
@@ -62,27 +70,94 @@ def test_clock_may_differ_by_less_than_five_minutes(minutes: int) -> None:
     assert [host.decision for host in report({"h2": with_clock(minutes / 60)}).hosts] == [ACCEPTED, ACCEPTED]
 
 
-def test_file_time_before_the_plan_is_not_used() -> None:
-    """Such a time does not show when the record was received: an archive may give every file the same old time."""
-    old = replace(with_clock(0), received={"": RECEIVED - 1e6})
-    assert [host.decision for host in report({"h2": old}).hosts] == [ACCEPTED, ACCEPTED]
+@pytest.mark.parametrize(
+    ("plan_lag_s", "record_s", "received"),
+    [
+        pytest.param(0, 600, 600, id="the clocks agree"),
+        pytest.param(3600, -3000, 600, id="the clock of the file server is an hour behind"),
+        pytest.param(-240, 840, 600, id="the clock of the file server is four minutes ahead"),
+        pytest.param(3601, -3001, None, id="more than an hour behind"),
+        pytest.param(PLANNED, -PLANNED, None, id="all files are of 1970"),
+        pytest.param(PLANNED, 600, None, id="the plan is of 1970"),
+        pytest.param(600, -600, None, id="all files have the same time, before the plan"),
+        pytest.param(0, 0, None, id="all files have the same time, that of the plan"),
+        pytest.param(-86400, 86400, None, id="all files have the same time, a day later"),
+        pytest.param(-86400, 86401, None, id="copied a day later"),
+        pytest.param(0, -1, None, id="the record is older than the plan"),
+    ],
+)
+def test_time_of_a_record_is_known_only_from_files_with_plausible_times(
+    plan_lag_s: float, record_s: float, received: float | None
+) -> None:
+    """`plan_lag_s`: by how much the file of the plan is older than the plan. `record_s`: file time after the plan was made."""
+    found = received_at(PLANNED, PLANNED - plan_lag_s, PLANNED + record_s)
+    assert found == (None if received is None else PLANNED + received)
 
 
-def test_time_at_which_a_record_was_received_is_that_of_its_file(tmp_path: Path) -> None:
-    paths = RunDirectory(tmp_path)
-    documents.write(paths.plan, to_json(PLAN))
+def write_run(directory: Path, plan: Plan, ahead: timedelta) -> None:
+    """Write a run that was planned now, and records that end `ahead` from now."""
+    documents.write(RunDirectory(directory).plan, to_json(plan))
+    time.sleep(0.1)  # the kernel updates the clock of file times only every 10 ms, or more rarely
     for host, evidence in HEALTHY.items():
-        documents.write(tmp_path / record_name(host), to_json(evidence.records[0]))
-        os.utime(tmp_path / record_name(host), (RECEIVED, RECEIVED))
-    run = load(tmp_path)
-    assert {host: run.evidence[host].received for host in HEALTHY} == {host: {"": RECEIVED} for host in HEALTHY}
-    # The clock of the file server is an hour behind. `load` derives this from the time of the plan's file, and corrects the times
-    # of the records' files.
-    os.utime(paths.plan, (PLANNED - 3600, PLANNED - 3600))
-    for host in HEALTHY:
-        os.utime(tmp_path / record_name(host), (RECEIVED - 3600, RECEIVED - 3600))
-    run = load(tmp_path)
-    assert {host: run.evidence[host].received for host in HEALTHY} == {host: {"": RECEIVED} for host in HEALTHY}
+        late = datetime.now(UTC) + ahead - datetime.fromisoformat(evidence.records[0].ended)
+        documents.write(directory / record_name(host), to_json(shifted_by(evidence.records[0], late)))
+
+
+def clock_findings(directory: Path) -> set[str]:
+    run = load(directory)
+    fleet = merge(run.plan, run.evidence, read_packs([]))
+    return {item.host for item in fleet.verdicts if item.name == "record.clock"}
+
+
+def test_record_that_ends_after_its_file_was_written_is_found_in_the_run_but_not_in_a_copy(tmp_path: Path) -> None:
+    plan = replace(PLAN, created=utc_now())
+    write_run(tmp_path / "run", plan, timedelta(hours=1))
+    assert clock_findings(tmp_path / "run") == {"h1", "h2"}
+    write_run(tmp_path / "run", plan, timedelta(minutes=4))
+    assert clock_findings(tmp_path / "run") == set()
+    assert all(abs(load(tmp_path / "run").evidence[host].received[""] - time.time()) < 60 for host in HEALTHY)
     # A simulation invents the times in its records, so the times of its files are not used.
-    documents.write(paths.plan, to_json(replace(PLAN, simulated=True)))
-    assert load(tmp_path).evidence["h1"].received == {}
+    documents.write(tmp_path / "run" / "plan.json", to_json(replace(plan, simulated=True)))
+    assert load(tmp_path / "run").evidence["h1"].received == {}
+
+
+KEPT = sorted(path.parent for path in (ROOT / "docs/measurements").glob("*/plan.json"))
+
+
+def set_file_times(directory: Path, times: Callable[[], float]) -> None:
+    for path in directory.rglob("*"):
+        os.utime(path, (moment := times(), moment))
+
+
+@pytest.mark.parametrize("kept", KEPT, ids=lambda path: path.name)
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_evidence_of_a_copied_run_does_not_depend_on_its_file_times(
+    tmp_path: Path, kept: Path, data: st.DataObject
+) -> None:
+    run = load(kept, study=True)
+    copy = tmp_path / kept.name
+    if not copy.exists():
+        shutil.copytree(kept, copy)
+    ended = max(epoch_seconds(record.ended) for host in run.evidence.values() for record in host.records)
+    planned = epoch_seconds(run.plan.created)
+    moments = st.one_of(st.just(0.0), st.floats(0, ended), st.floats(planned - 7200, ended))
+    if data.draw(st.booleans(), label="uniform"):
+        moment = data.draw(moments)
+        set_file_times(copy, lambda: moment)
+    else:
+        set_file_times(copy, lambda: data.draw(moments))
+    copied = load(copy, study=True)
+    for host in run.evidence:
+        assert copied.evidence[host] == run.evidence[host]
+
+
+def test_decision_on_an_archived_run_is_that_on_the_run(tmp_path: Path) -> None:
+    kept = ROOT / "docs/measurements/h200x2-burnin"
+    archive = ["tar", "-C", str(kept), "--mtime=@0", "-cf", str(tmp_path / "run.tar"), "."]
+    subprocess.run(archive, check=True)
+    (tmp_path / "run").mkdir()
+    subprocess.run(["tar", "-C", str(tmp_path / "run"), "-xf", str(tmp_path / "run.tar")], check=True)
+    assert (tmp_path / "run" / "plan.json").stat().st_mtime == 0
+    one, other = (judge_run(directory, [], [])[1] for directory in (kept, tmp_path / "run"))
+    assert (one.decision, one.verdicts) == (other.decision, other.verdicts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
@@ -191,6 +192,16 @@ def test_history_has_the_earlier_runs_that_measured_any_of_the_given_hosts(earli
     assert [*history(earlier, {"elsewhere"}, rehearsal=False)] == []
     assert [*history(earlier, {"h1"}, rehearsal=True)] == []
     assert {run.run_id for run in history(earlier, {"h1"}, rehearsal=False, excluded=earlier / "first")} == {"second"}
+
+
+def test_earlier_runs_are_in_the_order_of_their_plans_after_a_copy(tmp_path: Path) -> None:
+    days = {"r1": 3, "r2": 1, "r3": 2}
+    for name, day in days.items():
+        run_of(tmp_path, name, began=f"2026-11-0{day}T04:00:00Z")
+        for path in tmp_path.glob(f"{name}/*.json"):
+            os.utime(path, (-day + 10, -day + 10))
+    found = [run.run_id for run in history(tmp_path, {"h1"}, rehearsal=False)]
+    assert found == sorted(days, key=lambda name: days[name], reverse=True)
 
 
 def test_unreadable_runs_are_ignored(earlier: Path, tmp_path: Path) -> None:
