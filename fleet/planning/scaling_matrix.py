@@ -54,7 +54,8 @@ def study_of(profile: Mapping[str, Any], variables: Variables) -> Study | None:
             "add study.price.per_host_hour, or use study.stop.hours"
         )
     blocks = _axis_values(study["matrix"], settings(WORKLOAD, profile["stages"]["gang"]["benchmarks"][WORKLOAD]))
-    # Count the cells before building them: a typing error can give millions.
+    # Count the cells before building them: a typing error can give millions. `listed` counts a cell once for each block that has
+    # it. If it is more than the bound below, one block alone has more than MOST_CELLS cells.
     listed = sum(math.prod(map(len, block)) for block in blocks)
     cells = _cells(blocks) if listed <= len(blocks) * MOST_CELLS else ()
     if (count := len(cells) or listed) > MOST_CELLS:

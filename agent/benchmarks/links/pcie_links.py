@@ -21,8 +21,8 @@ _ADDRESS = re.compile(r"[\da-f]{4,}:[\da-f]{2}:[\da-f]{2}\.[0-7]")
 def links_above(device: Path) -> Links:
     """Return the links between a device and its processor whose rate is known; empty if the device is not on the PCI bus.
 
-    The rate of a link is the highest that its ends support, not the current one, so that a degraded link does not lower it. The
-    number of lanes is that of the lower end: an adapter in a slot with too few lanes must not count as fast enough.
+    The rate of a link is what a healthy host should reach: the highest speed that both ends support, with all lanes of the lower
+    end. So neither a degraded link nor a slot with too few lanes lowers it.
     """
     with contextlib.suppress(OSError):
         return tuple(_links(device.resolve(strict=True)))
@@ -46,7 +46,8 @@ def links_to_gpu(adapter: Links, gpu: Path) -> Links:
 
     Args:
         adapter: the links above the adapter. Those that are also above the GPU carry no data between them.
-        gpu: the GPU. The memory of a GPU that NVLink-C2C attaches to its processor is reached over the processor.
+        gpu: the GPU. If the port above it is by NVIDIA, as in Grace hosts, NVLink-C2C attaches it to its processor. Data then
+            reach its memory over the processor, not over its PCIe links.
     """
     links = links_above(gpu)
     with contextlib.suppress(OSError):
@@ -61,8 +62,8 @@ def allowed_rate(links: Links, of_all: Iterable[Links], measured: float = 0.0) -
     Args:
         links: the links of the transfer.
         of_all: for each transfer, this one included, its links. Transfers over the same link share its rate.
-        measured: the rate of the transfer in B/s. A link that allows less is ignored, because it states a wrong rate, as bridges
-            within an adapter may do.
+        measured: the rate of the transfer in B/s. A link whose raw rate is lower is ignored, because that rate must be wrong.
+            Bridges within an adapter may state wrong rates.
     """
     used = [dict(each) for each in of_all]
     shares = (rate / sum(upper in each for each in used) for upper, rate in links if measured <= rate / USABLE)

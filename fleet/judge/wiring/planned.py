@@ -135,8 +135,8 @@ def _of_line(line: Part, link: PortLink | None, verdict: str, detail: str, *, is
     return Verdict(
         host=line.host,
         scope=link.scope if link else "host",
-        # Often the switch port could not be read because the port has no link. So the inconclusive verdict is attributed to the
-        # adapter, like other failures of the port.
+        # Often the switch port could not be read because the cable is bad or missing. So an inconclusive verdict is attributed to
+        # the adapter, like other failures of its ports.
         part=f"hca={link.adapter}" if verdict == INCONCLUSIVE and link and link.adapter else "",
         name=f"{link.kind if link else 'network'}.{SWITCH_PORT}",
         verdict=verdict,

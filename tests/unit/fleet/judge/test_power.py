@@ -161,9 +161,12 @@ def test_noise_is_computed_from_judged_values_and_not_from_medians_of_samples() 
 @pytest.mark.parametrize(
     ("values", "sigma"),
     [
-        ([100.0, 100.1, 80.0], 13.0),  # one slow run of three: sigma from the median absolute deviation would be 0.22
+        (
+            [100.0, 100.1, 80.0],
+            13.0,
+        ),  # the standard deviation: one slow run of three hardly changes the median absolute deviation
         ([100.0, 100.0, 100.0, 90.0], 5.4),
-        ([79.0, 80.0, 81.0], 2.2),  # the median absolute deviation gives a larger sigma than the standard deviation
+        ([79.0, 80.0, 81.0], 2.2),  # the median absolute deviation, which gives a larger sigma here
         ([100.0, 100.0], 0.0),
         ([100.0], 0.0),
     ],
