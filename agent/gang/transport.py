@@ -16,6 +16,7 @@ from functools import cache, partial
 from typing import Any
 
 from agent.gang.allow_list import admit_only
+from agent.gang.open_files import raise_soft_limit
 from agent.gang.protocol import MAX_BYTES, Gang, GangError
 
 BACKLOG = 128
@@ -99,6 +100,7 @@ class GangListener:
         self.connections: list[BufferedConnection] = []
         self._gang, self._listener, self._selector = gang, listener, selector
         self._receive, self._greeting = receive, greeting
+        raise_soft_limit(MAX_UNPROVEN + len(gang.members))
         selector.register(listener, selectors.EVENT_READ, self._accept)
 
     def _accept(self) -> None:
