@@ -6,10 +6,12 @@ The packages must be installed into this environment even if pip.conf sets anoth
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,6 +80,98 @@ def test_virtual_environment_of_other_software_is_refused_and_not_changed(tmp_pa
         f"{tmp_path} has a {name} that is not the agent's: set rackproof_prefix to a separate directory"
     )
     assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()] == [name]
+
+
+@pytest.fixture(scope="module")
+def other_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the Python of a virtual environment that also uses packages of the user, and has no torch."""
+    prefix = tmp_path_factory.mktemp("host")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--system-site-packages", prefix], check=True)
+    return prefix / "bin/python"
+
+
+EDITABLE = """
+import importlib.util, sys
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        return importlib.util.spec_from_file_location(name, "{0}/torch.py") if name == "torch" else None
+sys.meta_path.append(Finder)
+"""
+"""Module that an editable installation of torch adds, with the directory of the source code in place of {0}."""
+
+
+def install_torch(kind: str, python: Path, directory: Path) -> dict[str, str]:
+    """Make torch importable for this Python; return the environment variables that it needs for that."""
+    site = next(python.parents[1].glob("lib/python3*/site-packages"))
+    user = directory / f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+    user.mkdir(parents=True)
+    source = directory / "source"
+    source.mkdir()
+    home = {"site-packages": site, "packages of the user": user}.get(kind, source)
+    (home / "torch.py").write_text("version = 'of the host'")
+    if kind == "editable installation":
+        (site / "editable_torch.py").write_text(EDITABLE.format(source))
+        (site / "editable_torch.pth").write_text("import editable_torch\n")
+    elif kind.startswith("path file"):
+        ((user if kind.endswith("of the user") else site) / "torch.pth").write_text(f"{source}\n")
+    return {"PYTHONUSERBASE": str(directory), **({"PYTHONPATH": str(source)} if kind == "PYTHONPATH" else {})}
+
+
+def share_packages(agent: Path, python: Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run share_packages.py with the Python of the agent's environment."""
+    command = [agent / "bin/python", "-", python]
+    script = (ROOT / "roles/agent/files/share_packages.py").read_text()
+    return subprocess.run(command, input=script, capture_output=True, text=True, check=False, **options)
+
+
+FIND_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
+"""Program with which the preflight checks whether the host's Python has torch."""
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "site-packages",
+        "packages of the user",
+        "path file",
+        "path file of the user",
+        "editable installation",
+        "PYTHONPATH",
+    ],
+)
+def test_agent_imports_the_torch_of_the_host_wherever_its_python_finds_it(
+    environment: Path, other_python: Path, tmp_path: Path, kind: str
+) -> None:
+    site = next(other_python.parents[1].glob("lib/python3*/site-packages"))
+    before = set(site.iterdir())
+    try:
+        variables = {**os.environ, **install_torch(kind, other_python, tmp_path)}
+        assert subprocess.run([other_python, "-c", FIND_TORCH], env=variables, check=False).returncode == 0
+        done = share_packages(environment, other_python, env=variables)
+        assert (done.returncode, done.stderr) == (0, "")
+        show = "import sys, torch; print(torch.version, len(sys.path) - len(set(sys.path)))"
+        found = subprocess.run(
+            [environment / "bin/python", "-I", "-c", show], capture_output=True, text=True, check=True
+        )
+        assert found.stdout == "of the host 0\n"
+    finally:
+        for path in set(site.iterdir()) - before:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def test_installation_fails_if_the_agent_would_find_no_torch(environment: Path, tmp_path: Path) -> None:
+    """Here the preflight finds a torch, because it runs in a directory with a module of this name."""
+    (tmp_path / "torch.py").touch()
+    python = tmp_path / "host/bin/python"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "host"], check=True)
+    assert subprocess.run([python, "-c", FIND_TORCH], cwd=tmp_path, check=False).returncode == 0
+    done = share_packages(environment, python, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.strip() == (
+        f"rackproof_system_torch is set, but the agent's environment {environment} finds no torch in the packages of "
+        f"{python}: install torch there with pip, or set rackproof_python to a Python with torch"
+    )
 
 
 def wheel(directory: Path, name: str) -> Path:
