@@ -251,11 +251,66 @@ def test_broken_configuration_of_pip_is_named_with_the_remedy(tmp_path: Path) ->
     assert "Traceback" not in done.stderr
 
 
+def setting_passed_to_pip(option: str, directory: Path, **variables: str) -> str:
+    """Return the value of the option that install_packages.py passes to pip; empty if it passes none.
+
+    `directory`: home directory of the user.
+    """
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "XDG_"))}
+    environment |= {"HOME": str(directory), "XDG_CONFIG_DIRS": str(directory / "etc"), **variables}
+    fake = directory / "python"
+    fake.write_text("#!/bin/sh\nenv\n")
+    fake.chmod(0o755)
+    script = f"import sys; sys.executable = {str(fake)!r}\n{SCRIPT.read_text()}"
+    done = subprocess.run(
+        [sys.executable, "-"], input=script, env=environment, capture_output=True, text=True, check=True
+    )
+    passed = dict(line.split("=", 1) for line in done.stdout.splitlines() if line.startswith("PIP_"))
+    assert passed["PIP_CONFIG_FILE"] == os.devnull
+    return passed.get(f"PIP_{option.replace('-', '_').upper()}", "")
+
+
+@pytest.mark.parametrize("place", ["file", "variable"])
+@pytest.mark.parametrize("spelling", ["index-url", "index_url", "Index_URL", "--index-url"])
+@pytest.mark.parametrize("option", ["index-url", "trusted-host", "extra-index-url", "client-cert"])
+def test_settings_may_be_spelled_in_each_way_that_pip_accepts(
+    tmp_path: Path, option: str, spelling: str, place: str
+) -> None:
+    spelled = {
+        "index-url": option,
+        "index_url": option.replace("-", "_"),
+        "Index_URL": option.replace("-", "_").title(),
+        "--index-url": f"--{option}",
+    }[spelling]
+    variables = {f"PIP_{spelled}": "given"} if place == "variable" else {}
+    if place == "file":
+        variables["PIP_CONFIG_FILE"] = str(tmp_path / "pip.conf")
+        (tmp_path / "pip.conf").write_text(f"[global]\n{spelled} = given\n")
+    assert setting_passed_to_pip(option, tmp_path, **variables) == "given"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("[global]\nindex_url = old", "[global]\nindex-url = new", "new"),
+        ("[global]\nindex-url = old", "[global]\nindex_url = new", "new"),
+        ("[install]\nindex_url = old", "[global]\nindex-url = new", "old"),
+        ("", "[global]\nindex-url = first\nindex_url = second", "second"),
+        ("[global]\nindex_url = old", "[install]\nindex-url =", "old"),
+    ],
+)
+def test_spelling_does_not_change_the_precedence_of_settings(tmp_path: Path, old: str, new: str, expected: str) -> None:
+    for path, text in ((".pip/pip.conf", old), (".config/pip/pip.conf", new)):
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).write_text(text)
+    assert setting_passed_to_pip("index-url", tmp_path) == expected
+
+
 @pytest.mark.parametrize("variable", ["", "pip.conf", os.devnull], ids=["not set", "path of a file", "dev null"])
 def test_configuration_files_have_the_same_precedence_as_in_pip(tmp_path: Path, variable: str) -> None:
     """If PIP_CONFIG_FILE is the path of a file, pip does not read the files of the user. If it is /dev/null, pip reads no file.
 
-    Each file sets `find-links` to its key in `places`. The fake Python prints the value that would be passed to pip.
+    Each file sets `find-links` to its key in `places`.
     """
     places = {
         "global": "etc/pip/pip.conf",
@@ -266,16 +321,7 @@ def test_configuration_files_have_the_same_precedence_as_in_pip(tmp_path: Path, 
     for name, path in places.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(f"[global]\nfind-links = {name}\n")
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "XDG_"))}
-    environment |= {"HOME": str(tmp_path), "XDG_CONFIG_DIRS": str(tmp_path / "etc")}
-    if variable:
-        # `tmp_path / "/dev/null"` is /dev/null, because /dev/null is an absolute path.
-        environment["PIP_CONFIG_FILE"] = str(tmp_path / variable)
-    fake = tmp_path / "python"
-    fake.write_text('#!/bin/sh\necho "$PIP_FIND_LINKS"\n')
-    fake.chmod(0o755)
-    script = f"import sys; sys.executable = {str(fake)!r}\n{SCRIPT.read_text()}"
-    done = subprocess.run(
-        [sys.executable, "-"], input=script, env=environment, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == {"": "user", "pip.conf": "named", os.devnull: ""}[variable]
+    # `tmp_path / "/dev/null"` is /dev/null, because /dev/null is an absolute path.
+    variables = {"PIP_CONFIG_FILE": str(tmp_path / variable)} if variable else {}
+    expected = {"": "user", "pip.conf": "named", os.devnull: ""}[variable]
+    assert setting_passed_to_pip("find-links", tmp_path, **variables) == expected
