@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 from types import ModuleType
 
@@ -100,3 +101,73 @@ def test_visible_processes_decide_whether_a_daemon_runs(
         write_program(programs / "systemctl", f"printf '%s\\n' '{output}'")
     commands = {"1": "/sbin/init", **({"900": f"/usr/bin/{daemon}"} if runs else {})}
     assert len(driver_problems(monkeypatch, commands, daemon, readable=tuple(commands))) == (not runs)
+
+
+REAL_DOCKER = """case $1 in
+--version) echo 'Docker version 27.5.1, build 9f9e405' ;;
+info) echo '{"nvidia":{},"runc":{}}' ;;
+esac"""
+PODMAN = """case $1 in
+--version) echo "${0##*/} version 4.9.3" ;;
+info) echo 'Error: template: info: field Runtimes not found' >&2; exit 125 ;;
+esac"""
+EMULATION = "echo 'Emulate Docker CLI using podman. Create /etc/containers/nodocker to quiet msg.' >&2"
+
+
+def install_runtimes(programs: Path, kind: str) -> None:
+    """Install the command docker of this kind, and podman unless the kind is docker alone."""
+    if kind != "docker":
+        write_program(programs / "podman", PODMAN)
+    if kind.startswith("docker"):
+        write_program(programs / "docker", REAL_DOCKER)
+    elif kind == "link":
+        (programs / "docker").symlink_to("podman")
+    elif kind == "link to podman-remote":
+        (programs / "podman").rename(programs / "podman-remote")
+        (programs / "docker").symlink_to("podman-remote")
+    elif kind.startswith("script"):
+        message = EMULATION if kind == "script with a message" else ":"
+        write_program(programs / "docker", f'{message}\nexec {programs}/podman "$@"')
+
+
+@pytest.mark.parametrize("wanted", ["auto", "docker", "podman"])
+@pytest.mark.parametrize(
+    ("kind", "automatic", "chosen"),
+    [
+        ("docker", "docker", "docker"),
+        ("docker and podman", "docker", "docker"),
+        ("only podman", "podman", "docker"),
+        ("link", "podman", "podman"),
+        ("link to podman-remote", "podman", "podman"),
+        ("script with a message", "podman", "podman"),
+        ("script without a message", "podman", "podman"),
+    ],
+)
+def test_docker_that_is_podman_is_checked_as_podman(
+    programs: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+    automatic: str,
+    chosen: str,
+    wanted: str,
+) -> None:
+    """`chosen` is the runtime that is checked if the inventory says docker."""
+    install_runtimes(programs, kind)
+    write_program(programs / "nvidia-ctk", "echo NVIDIA Container Toolkit CLI version 1.18.1")
+    probe = load("container_toolkit")
+    monkeypatch.setattr(probe, "cdi_problem", str)
+    monkeypatch.setattr(probe.sys, "argv", ["probe.py", f"--runtime={wanted}"])
+    code = probe.main()
+    runtime = {"auto": automatic, "docker": chosen, "podman": "podman"}[wanted]
+    output = capsys.readouterr()
+    facts = json.loads(output.out)
+    has_problem = runtime == "docker" and not (programs / "docker").exists()
+    assert (facts["runtime"], facts["containers"]) == (runtime, None if has_problem else 0)
+    assert code == has_problem, output.err
+
+
+def test_podman_behind_a_failing_script_is_recognized(programs: Path) -> None:
+    """With a broken configuration, podman fails even for `--version`. The script has printed its message before."""
+    write_program(programs / "docker", f"{EMULATION}\nexit 125")
+    assert load("container_toolkit").is_podman("docker")
