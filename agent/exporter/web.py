@@ -31,6 +31,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 
 from agent.exporter.defaults import FRESH_S
 from agent.exporter.web_config import WebConfig
+from schemas.host_names import check_host_name
 
 log = logging.getLogger(__name__)
 
@@ -153,6 +154,7 @@ class Server:
         self._thread.start()
 
     async def _listen(self, address: str, port: int) -> asyncio.Server:
+        check_host_name(address)
         return await asyncio.start_server(
             self._client,
             address,

@@ -12,6 +12,7 @@ from typing import Any
 from agent.gang.culprit import WATCHERS
 from schemas import documents
 from schemas.errors import RackproofError
+from schemas.host_names import check_host_name
 from schemas.plans import Plan, PlannedHost
 
 MAX_BYTES = 1 << 17
@@ -117,6 +118,7 @@ class Gang:
 def _resolve_all(name: str) -> set[str]:
     """Return every address of a name. Raises GangError."""
     try:
+        check_host_name(name)
         return {str(address[0]) for *_, address in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
     except OSError as error:
         raise GangError(

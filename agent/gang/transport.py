@@ -16,7 +16,9 @@ from functools import cache, partial
 from typing import Any
 
 from agent.gang.allow_list import admit_only
+from agent.gang.open_files import raise_soft_limit
 from agent.gang.protocol import MAX_BYTES, Gang, GangError
+from schemas.host_names import check_host_name
 
 BACKLOG = 128
 PROOF_S = 5.0
@@ -99,6 +101,7 @@ class GangListener:
         self.connections: list[BufferedConnection] = []
         self._gang, self._listener, self._selector = gang, listener, selector
         self._receive, self._greeting = receive, greeting
+        raise_soft_limit(MAX_UNPROVEN + len(gang.members))
         selector.register(listener, selectors.EVENT_READ, self._accept)
 
     def _accept(self) -> None:
@@ -199,7 +202,11 @@ def _restrict(channel: socket.socket, allowed: Collection[str]) -> None:
 
 @cache
 def resolve(address: str, port: int) -> tuple[socket.AddressFamily, Any]:
-    """Return family and address to bind or connect to. Results are cached: the name server may become slow or unreachable."""
+    """Return family and address to bind or connect to. Results are cached: the name server may become slow or unreachable.
+
+    Raises OSError if the address cannot be resolved.
+    """
+    check_host_name(address)
     family, _, _, _, target = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
     return family, target
 

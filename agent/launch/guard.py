@@ -25,6 +25,7 @@ from typing import NoReturn
 
 from agent.gang.culprit import TERMINATION_SIGNALS
 from agent.gang.heartbeat import HEARTBEAT_DIRECTORY, SUPERVISOR, DatagramSender, rank_heartbeat
+from agent.gang.open_files import raise_soft_limit
 from agent.gang.processes import is_alive
 
 POLL_S = 0.5
@@ -60,6 +61,7 @@ def main() -> int:
 
 def _exec_with_pdeathsig(supervisor: int, command: list[str]) -> NoReturn:
     _die_with_parent(supervisor)
+    raise_soft_limit()  # for the launcher and its ranks, which inherit it
     os.execvp(command[0], command)  # noqa: S606 - a list, no shell; the parent-death signal survives the exec
 
 

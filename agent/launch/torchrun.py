@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agent.gang.open_files import reason_too_small
 from agent.gang.protocol import Gang
 from agent.gang.transport import check_addresses, interface_of, own_address, resolve
 from agent.launch import guard
@@ -63,8 +64,8 @@ def launcher_command(
         uuids: NVML index -> expected UUID (empty or missing: unknown). A rank whose GPU has another UUID measures nothing.
 
     Raises:
-        LaunchError: torch is needed and not installed, `host` has too few CPUs, or the name of the first member cannot be
-            resolved.
+        LaunchError: torch is needed and not installed, `host` has too few CPUs, `host` is the first member and may not have
+            enough files open, or the name of the first member cannot be resolved.
         GangError: on this host, the address of a watcher (one of the first two members) is a loopback address, but this host's
             own address is not (`check_addresses`). Or this host is the first member, only members may connect, and the name of
             a member cannot be resolved.
@@ -85,6 +86,8 @@ def launcher_command(
     node_rank = members.index(host.name)
     sizes = [len(plan.host(name).devices) for name in members]
     first_rank = sum(sizes[:node_rank])
+    if node_rank == 0 and (reason := reason_too_small(len(members), sum(sizes))):
+        raise LaunchError(f"host {host.name}: {reason}")
     rank_request = write_request(
         work,
         {

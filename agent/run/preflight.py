@@ -27,6 +27,7 @@ NCCL_FILE, NCCL_USER_FILE = "/etc/nccl.conf", "~/.nccl.conf"
 SLOWING = ("CUDA_LAUNCH_BLOCKING", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NVIDIA_TF32_OVERRIDE")
 """Environment variables that make a healthy GPU look slow."""
 OWN_ENVIRONMENT = "the environment of this command (its shell, job or pod template)"
+INVALID_NAME = "not a valid host name (each part between dots must have 1 to 63 characters)"
 FILES, FILES_OF_TORCH = 5_000, 20_000
 """FILES: estimated number of files of the agent, its virtual environment and its runs. FILES_OF_TORCH: that of torch and its
 dependencies (17 000 for torch 2.13)."""
@@ -49,10 +50,7 @@ def problems(options: argparse.Namespace) -> "Iterator[str]":
     if abs(skew) > options.clock_skew:
         yield f"the clock differs by {skew:+.1f} s from the control node's: start chrony or systemd-timesyncd"
     yield from directory_problems(options)
-    try:
-        socket.getaddrinfo(socket.gethostname(), None)
-    except OSError:
-        yield f"the host does not resolve its own name {socket.gethostname()}: add it to /etc/hosts"
+    yield from own_name_problems()
     yield from network_problems(options)
     yield from environment_problems(os.environ, options.environment)
     # A gang (the hosts of one multi-node launch) uses three ports, in this order: for the rendezvous on its first host, for
@@ -64,6 +62,17 @@ def problems(options: argparse.Namespace) -> "Iterator[str]":
         if owner and not is_agent:
             where = " for all hosts of the gang" if service == "rendezvous" else ""
             yield f"port {port} is in use by {owner[:150]}: stop it, or set rackproof_{service}_port{where}"
+
+
+def own_name_problems() -> "Iterator[str]":
+    """Yield the problem of this host's own name: it cannot be resolved."""
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        yield f"the host does not resolve its own name {name}: add it to /etc/hosts"
+    except UnicodeError:
+        yield f"the host's own name {name} is {INVALID_NAME}: change it with `hostnamectl set-hostname`"
 
 
 def directory_problems(options: argparse.Namespace) -> "Iterator[str]":
@@ -129,6 +138,9 @@ def address_problems(variable: str, address: str) -> "Iterator[str]":
         yield (
             f"{variable} {address} cannot be resolved on this host ({error.strerror or error}): set it to a numeric address"
         )
+        return
+    except UnicodeError:
+        yield f"{variable} {address} is {INVALID_NAME}: correct it, or set it to a numeric address"
         return
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:

@@ -24,6 +24,7 @@ from schemas import documents
 from schemas.baselines import PlannedBaseline
 from schemas.catalogue import BENCHMARKS, value_problem
 from schemas.errors import UsageError
+from schemas.host_names import check_host_name
 from schemas.plans import GPU, BudgetSelection, Part, Plan, PlannedHost, Stage, expectations
 from schemas.stages import GANG, SOAK
 from schemas.timeline import STOP_ON
@@ -160,6 +161,7 @@ def make_plan(
         study=study_of(profile, run_variables),
     )
     _check_gang_settings(plan, hosts)
+    _check_gang_addresses(plan)
     if plan.study:
         return plan  # a study is not judged, so it has no expectations; its gang may have only one host
     plan = scale_stages(plan, profile, run_variables)
@@ -334,6 +336,18 @@ def _check_gang_settings(plan: Plan, hosts: Mapping[str, Variables]) -> None:
                         f"gang {gang}: {name} is {value} on host {member}, and {usual} on host {other}: all hosts of a gang "
                         "need the same value; set it on the group"
                     )
+
+
+def _check_gang_addresses(plan: Plan) -> None:
+    """Raise UsageError if no host can have the address at which the other hosts of a gang connect to a host."""
+    for member in (member for members in plan.gangs().values() for member in members):
+        address = plan.host(member).address
+        try:
+            check_host_name(address)
+        except OSError as error:
+            raise UsageError(
+                f"host {member}: address {address!r} is {error.strerror}; correct ansible_host or rackproof_fabric_address"
+            ) from None
 
 
 def _check_gangs(plan: Plan, minimum: int) -> None:

@@ -60,6 +60,13 @@ def query_gpus(pattern, *command, timeout=120):
     return found, "" if found else error or f"nvidia-smi prints {output[:MESSAGE_CHARACTERS]!r}"
 
 
+def is_podman(program):
+    """Return whether a program named docker is podman: a link to it, or a script that runs it (package podman-docker)."""
+    if os.path.basename(os.path.realpath(shutil.which(program) or program)).startswith("podman"):
+        return True
+    return "podman" in " ".join(run(program, "--version")).lower()
+
+
 def count_containers():
     """Return the number of docker's running containers; None if it is unknown."""
     output, error = run("docker", "ps", "--quiet")
@@ -183,6 +190,8 @@ def main():
     options = parser.parse_args()
     installed = next((name for name in RUNTIMES if shutil.which(name)), "")
     runtime = installed if options.runtime == "auto" else options.runtime
+    if runtime == "docker" and is_podman("docker"):
+        runtime = "podman"
     toolkit, configuration = list(version_problems(options.version)), runtime_problem(runtime)
     problems = toolkit + [configuration] * bool(configuration)
     if options.smoke_image and not problems:

@@ -104,6 +104,22 @@ def list_programs():
     return {pid: os.path.basename(line) for pid, line in lines.items() if line}
 
 
+def is_running(program, service, programs):
+    """Return whether a program runs, or whether systemd says that its service does; None if this is unknown.
+
+    With the option `hidepid` of /proc, only root sees the processes of other users, such as process 1.
+    """
+    if program in programs.values():
+        return True
+    if "1" in programs:
+        return False
+    output, _, _ = run("systemctl", "show", "--property=LoadState", "--property=ActiveState", service)
+    state = dict(line.partition("=")[::2] for line in output.splitlines())
+    if state.get("LoadState") != "loaded":
+        return None  # without a unit, it may have been started in another way
+    return {"active": True, "inactive": False, "failed": False}.get(state.get("ActiveState"))
+
+
 def list_gpu_users(programs):
     """Yield the processes that compute on GPUs: they have /dev/nvidia-uvm open. (Monitoring programs do not open this file.)"""
     for pid, program in sorted(programs.items()):
@@ -165,7 +181,7 @@ def fabric_problems(policy, switches, version, programs):
     elif version and installed != version:
         found = f"fabric manager {installed}, whose version must be the driver's"
         yield f"wanted: {needed}; found: {found}; {INSTALL}", INSTALLATION
-    elif "nv-fabricmanager" not in programs.values():
+    elif is_running("nv-fabricmanager", "nvidia-fabricmanager", programs) is False:
         remedy = "start it with `systemctl enable --now nvidia-fabricmanager`, and check /var/log/fabricmanager.log"
         yield f"wanted: {needed}; found: it is not running; {remedy}", INSTALLATION
 
@@ -178,7 +194,7 @@ def problems(options, versions, modes, error, programs):
         yield f"wanted: nouveau not loaded; found: it is loaded; {remedy}", REBOOT
     yield from fabric_problems(options.fabric_manager, count_nvswitches(), versions[0] if versions else "", programs)
     off = [f"{mode} on GPU {index}" for index, mode in modes.items() if mode == "Disabled"]
-    if off and "nvidia-persistenced" not in programs.values():
+    if off and is_running("nvidia-persistenced", "nvidia-persistenced", programs) is False:
         remedy = "start it with `systemctl enable --now nvidia-persistenced`"
         found = ", ".join(off)
         yield (

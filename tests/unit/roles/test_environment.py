@@ -6,10 +6,12 @@ The packages must be installed into this environment even if pip.conf sets anoth
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,6 +80,98 @@ def test_virtual_environment_of_other_software_is_refused_and_not_changed(tmp_pa
         f"{tmp_path} has a {name} that is not the agent's: set rackproof_prefix to a separate directory"
     )
     assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()] == [name]
+
+
+@pytest.fixture(scope="module")
+def other_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the Python of a virtual environment that also uses packages of the user, and has no torch."""
+    prefix = tmp_path_factory.mktemp("host")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--system-site-packages", prefix], check=True)
+    return prefix / "bin/python"
+
+
+EDITABLE = """
+import importlib.util, sys
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        return importlib.util.spec_from_file_location(name, "{0}/torch.py") if name == "torch" else None
+sys.meta_path.append(Finder)
+"""
+"""Module that an editable installation of torch adds, with the directory of the source code in place of {0}."""
+
+
+def install_torch(kind: str, python: Path, directory: Path) -> dict[str, str]:
+    """Make torch importable for this Python; return the environment variables that it needs for that."""
+    site = next(python.parents[1].glob("lib/python3*/site-packages"))
+    user = directory / f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+    user.mkdir(parents=True)
+    source = directory / "source"
+    source.mkdir()
+    home = {"site-packages": site, "packages of the user": user}.get(kind, source)
+    (home / "torch.py").write_text("version = 'of the host'")
+    if kind == "editable installation":
+        (site / "editable_torch.py").write_text(EDITABLE.format(source))
+        (site / "editable_torch.pth").write_text("import editable_torch\n")
+    elif kind.startswith("path file"):
+        ((user if kind.endswith("of the user") else site) / "torch.pth").write_text(f"{source}\n")
+    return {"PYTHONUSERBASE": str(directory), **({"PYTHONPATH": str(source)} if kind == "PYTHONPATH" else {})}
+
+
+def share_packages(agent: Path, python: Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run share_packages.py with the Python of the agent's environment."""
+    command = [agent / "bin/python", "-", python]
+    script = (ROOT / "roles/agent/files/share_packages.py").read_text()
+    return subprocess.run(command, input=script, capture_output=True, text=True, check=False, **options)
+
+
+FIND_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
+"""Program with which the preflight checks whether the host's Python has torch."""
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "site-packages",
+        "packages of the user",
+        "path file",
+        "path file of the user",
+        "editable installation",
+        "PYTHONPATH",
+    ],
+)
+def test_agent_imports_the_torch_of_the_host_wherever_its_python_finds_it(
+    environment: Path, other_python: Path, tmp_path: Path, kind: str
+) -> None:
+    site = next(other_python.parents[1].glob("lib/python3*/site-packages"))
+    before = set(site.iterdir())
+    try:
+        variables = {**os.environ, **install_torch(kind, other_python, tmp_path)}
+        assert subprocess.run([other_python, "-c", FIND_TORCH], env=variables, check=False).returncode == 0
+        done = share_packages(environment, other_python, env=variables)
+        assert (done.returncode, done.stderr) == (0, "")
+        show = "import sys, torch; print(torch.version, len(sys.path) - len(set(sys.path)))"
+        found = subprocess.run(
+            [environment / "bin/python", "-I", "-c", show], capture_output=True, text=True, check=True
+        )
+        assert found.stdout == "of the host 0\n"
+    finally:
+        for path in set(site.iterdir()) - before:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def test_installation_fails_if_the_agent_would_find_no_torch(environment: Path, tmp_path: Path) -> None:
+    """Here the preflight finds a torch, because it runs in a directory with a module of this name."""
+    (tmp_path / "torch.py").touch()
+    python = tmp_path / "host/bin/python"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "host"], check=True)
+    assert subprocess.run([python, "-c", FIND_TORCH], cwd=tmp_path, check=False).returncode == 0
+    done = share_packages(environment, python, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.strip() == (
+        f"rackproof_system_torch is set, but the agent's environment {environment} finds no torch in the packages of "
+        f"{python}: install torch there with pip, or set rackproof_python to a Python with torch"
+    )
 
 
 def wheel(directory: Path, name: str) -> Path:
@@ -157,11 +251,66 @@ def test_broken_configuration_of_pip_is_named_with_the_remedy(tmp_path: Path) ->
     assert "Traceback" not in done.stderr
 
 
+def setting_passed_to_pip(option: str, directory: Path, **variables: str) -> str:
+    """Return the value of the option that install_packages.py passes to pip; empty if it passes none.
+
+    `directory`: home directory of the user.
+    """
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "XDG_"))}
+    environment |= {"HOME": str(directory), "XDG_CONFIG_DIRS": str(directory / "etc"), **variables}
+    fake = directory / "python"
+    fake.write_text("#!/bin/sh\nenv\n")
+    fake.chmod(0o755)
+    script = f"import sys; sys.executable = {str(fake)!r}\n{SCRIPT.read_text()}"
+    done = subprocess.run(
+        [sys.executable, "-"], input=script, env=environment, capture_output=True, text=True, check=True
+    )
+    passed = dict(line.split("=", 1) for line in done.stdout.splitlines() if line.startswith("PIP_"))
+    assert passed["PIP_CONFIG_FILE"] == os.devnull
+    return passed.get(f"PIP_{option.replace('-', '_').upper()}", "")
+
+
+@pytest.mark.parametrize("place", ["file", "variable"])
+@pytest.mark.parametrize("spelling", ["index-url", "index_url", "Index_URL", "--index-url"])
+@pytest.mark.parametrize("option", ["index-url", "trusted-host", "extra-index-url", "client-cert"])
+def test_settings_may_be_spelled_in_each_way_that_pip_accepts(
+    tmp_path: Path, option: str, spelling: str, place: str
+) -> None:
+    spelled = {
+        "index-url": option,
+        "index_url": option.replace("-", "_"),
+        "Index_URL": option.replace("-", "_").title(),
+        "--index-url": f"--{option}",
+    }[spelling]
+    variables = {f"PIP_{spelled}": "given"} if place == "variable" else {}
+    if place == "file":
+        variables["PIP_CONFIG_FILE"] = str(tmp_path / "pip.conf")
+        (tmp_path / "pip.conf").write_text(f"[global]\n{spelled} = given\n")
+    assert setting_passed_to_pip(option, tmp_path, **variables) == "given"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("[global]\nindex_url = old", "[global]\nindex-url = new", "new"),
+        ("[global]\nindex-url = old", "[global]\nindex_url = new", "new"),
+        ("[install]\nindex_url = old", "[global]\nindex-url = new", "old"),
+        ("", "[global]\nindex-url = first\nindex_url = second", "second"),
+        ("[global]\nindex_url = old", "[install]\nindex-url =", "old"),
+    ],
+)
+def test_spelling_does_not_change_the_precedence_of_settings(tmp_path: Path, old: str, new: str, expected: str) -> None:
+    for path, text in ((".pip/pip.conf", old), (".config/pip/pip.conf", new)):
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).write_text(text)
+    assert setting_passed_to_pip("index-url", tmp_path) == expected
+
+
 @pytest.mark.parametrize("variable", ["", "pip.conf", os.devnull], ids=["not set", "path of a file", "dev null"])
 def test_configuration_files_have_the_same_precedence_as_in_pip(tmp_path: Path, variable: str) -> None:
     """If PIP_CONFIG_FILE is the path of a file, pip does not read the files of the user. If it is /dev/null, pip reads no file.
 
-    Each file sets `find-links` to its key in `places`. The fake Python prints the value that would be passed to pip.
+    Each file sets `find-links` to its key in `places`.
     """
     places = {
         "global": "etc/pip/pip.conf",
@@ -172,16 +321,7 @@ def test_configuration_files_have_the_same_precedence_as_in_pip(tmp_path: Path, 
     for name, path in places.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(f"[global]\nfind-links = {name}\n")
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "XDG_"))}
-    environment |= {"HOME": str(tmp_path), "XDG_CONFIG_DIRS": str(tmp_path / "etc")}
-    if variable:
-        # `tmp_path / "/dev/null"` is /dev/null, because /dev/null is an absolute path.
-        environment["PIP_CONFIG_FILE"] = str(tmp_path / variable)
-    fake = tmp_path / "python"
-    fake.write_text('#!/bin/sh\necho "$PIP_FIND_LINKS"\n')
-    fake.chmod(0o755)
-    script = f"import sys; sys.executable = {str(fake)!r}\n{SCRIPT.read_text()}"
-    done = subprocess.run(
-        [sys.executable, "-"], input=script, env=environment, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == {"": "user", "pip.conf": "named", os.devnull: ""}[variable]
+    # `tmp_path / "/dev/null"` is /dev/null, because /dev/null is an absolute path.
+    variables = {"PIP_CONFIG_FILE": str(tmp_path / variable)} if variable else {}
+    expected = {"": "user", "pip.conf": "named", os.devnull: ""}[variable]
+    assert setting_passed_to_pip("find-links", tmp_path, **variables) == expected

@@ -140,10 +140,15 @@ def test_launcher_replaces_the_guard(calls: Calls, monkeypatch: pytest.MonkeyPat
     """With the option `--supervisor`, the guard becomes a launcher. The kernel kills this launcher when its supervisor ends."""
     monkeypatch.setattr(sys, "argv", ["guard.py", "--supervisor", "4711", "torchrun", "--one"])
     calls.replace(guard, "_die_with_parent")
+    calls.replace(guard, "raise_soft_limit")
     calls.replace(os, "execvp", lambda *_: calls.exit(0))
     with pytest.raises(ExitedError):
         guard.main()
-    assert calls == [("_die_with_parent", 4711), ("execvp", "torchrun", ["torchrun", "--one"])]
+    assert calls == [
+        ("_die_with_parent", 4711),
+        ("raise_soft_limit",),
+        ("execvp", "torchrun", ["torchrun", "--one"]),
+    ]
 
 
 def test_only_selected_descriptors_above_standard_error_are_closed(
