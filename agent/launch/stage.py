@@ -20,11 +20,14 @@ from agent.gang.peer_channel import PeerChannel
 from agent.gang.protocol import Gang, GangError
 from agent.launch.outcome import MAX_REASON, LaunchOutcome
 from agent.launch.request import LaunchRequest
+from agent.placement.membership import use_all_processors
 from agent.run import background, lease, preflight
 from agent.run.record import HostRun, private_directory
 from agent.run.work_directory import archive_logs
 from agent.sampling.snapshot import take_snapshot
 from collectors.base import Absent, Collector
+from collectors.files import Files
+from collectors.host.processor import usable_processors
 from schemas import documents
 from schemas.catalogue import needs_torch
 from schemas.plans import PlannedHost
@@ -67,6 +70,7 @@ def record_snapshot(run: HostRun, stage: str, *, once: bool) -> Record:
 
     With `once`, add none if the record already has a snapshot from before this stage.
     """
+    _use_all_processors()
     with background.exclusive_task(run.directory, "inspect"):
         record = run.record()
         if not (once and any((taken.stage, taken.phase) == (stage, "before") for taken in record.snapshots)):
@@ -81,6 +85,7 @@ def run_launch(run: HostRun, request: LaunchRequest) -> Record:
     from agent.launch.supervise import LaunchSpec, supervise
     from agent.launch.torchrun import LaunchError, launcher_command
 
+    _use_all_processors()
     stage = request.stage.name
     gang = run.host.gang if stage in GANG_STAGES else ""
     if reason := _reason_not_to_start(run, request):
@@ -210,6 +215,19 @@ def count_attempt(run: HostRun, number: int) -> str:
         )
     documents.write(path, {**attempts, str(number): count + 1})
     return ""
+
+
+def _use_all_processors() -> None:
+    """Let this process use every processor that its cpuset allows. Log a limit that remains: figures of the CPUs will be low."""
+    if note := use_all_processors():
+        log.info("%s", note)
+    usable, online = usable_processors(Files(Path("/"))), os.cpu_count() or 0
+    if usable < online:
+        log.info(
+            "this process can use %d of the %d processors of this host, because of a cpuset, a CPU quota or isolcpus",
+            usable,
+            online,
+        )
 
 
 def _reason_not_to_start(run: HostRun, request: LaunchRequest) -> str:

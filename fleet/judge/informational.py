@@ -117,6 +117,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "host.boot_id": "differs between machines and boots; hosts with the same one are reported as one machine",
     "host.cpu.busy": _LOAD,
     "host.cpu.stolen": "not a fault of the host; if it is more than 10 % of the time of a stage, the report has a caveat",
+    "host.cpu.usable": "a limit on the agent, not a fault of the host; slow figures and a caveat of the report name it",
     "host.cpu.clock_now_median": "idle processors lower their clocks",
     "host.cpu.clock_now_min": "idle processors lower their clocks",
     "host.dimm.label": _NAME,

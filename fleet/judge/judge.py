@@ -44,6 +44,7 @@ from fleet.judge.passes import Remaining
 from fleet.judge.paths import with_slow_path
 from fleet.judge.port_coverage import silent_pairs, silent_ports
 from fleet.judge.presence import judge_presence
+from fleet.judge.processors import with_processor_limit
 from fleet.judge.refusals import refused_readings
 from fleet.judge.required_ports import unmeasured_ports
 from fleet.judge.shared_gpus import with_other_processes
@@ -249,5 +250,6 @@ def _annotate(view: HostView, verdicts: Sequence[Verdict], stats: FleetStats) ->
         verdict = _with_log_lifetime(with_missing_gpus(view, with_module(view, verdict), stats.slots))
         verdict = with_slot_limit(view, verdict)
         verdict = with_bmc_part(with_bmc_event(view, verdict), verdicts)
-        annotated.append(with_advisory(view, with_other_processes(view, with_drift_time(view, verdict))))
+        verdict = with_processor_limit(view, with_other_processes(view, with_drift_time(view, verdict)))
+        annotated.append(with_advisory(view, verdict))
     return annotated
