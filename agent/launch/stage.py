@@ -21,13 +21,12 @@ from agent.gang.protocol import Gang, GangError
 from agent.launch.outcome import MAX_REASON, LaunchOutcome
 from agent.launch.request import LaunchRequest
 from agent.placement.membership import use_all_processors
+from agent.placement.rank_placement import DENIED, denied_device_nodes
 from agent.run import background, lease, preflight
 from agent.run.record import HostRun, private_directory
 from agent.run.work_directory import archive_logs
 from agent.sampling.snapshot import take_snapshot
 from collectors.base import Absent, Collector
-from collectors.files import Files
-from collectors.host.processor import usable_processors
 from schemas import documents
 from schemas.catalogue import needs_torch
 from schemas.plans import PlannedHost
@@ -219,6 +218,9 @@ def count_attempt(run: HostRun, number: int) -> str:
 
 def _use_all_processors() -> None:
     """Let this process use every processor that its cpuset allows. Log a limit that remains: figures of the CPUs will be low."""
+    from collectors.files import Files
+    from collectors.host.processor import usable_processors
+
     if note := use_all_processors():
         log.info("%s", note)
     usable, online = usable_processors(Files(Path("/"))), os.cpu_count() or 0
@@ -275,7 +277,11 @@ def _reason_without_gpus(run: HostRun) -> str:
     if indices and not isinstance(indices, Absent):
         return ""
     reason = indices.reason if isinstance(indices, Absent) else "NVML lists no GPU"
-    remedy = "" if isinstance(indices, NotOpened) else ": nvidia-smi must list them; a container needs --gpus all"
+    remedy = ": nvidia-smi must list them; a container needs --gpus all"
+    if isinstance(indices, NotOpened):
+        remedy = ""
+    elif denied_device_nodes(Path("/")):
+        remedy = f": {DENIED}"
     return f"the plan has {len(run.host.devices)} GPUs on host {run.host.name}, and the driver reports none ({reason}){remedy}"
 
 

@@ -140,7 +140,8 @@ HANDLING = {
     ("gpu-missing", "configure", ""): Handling(
         "Correct what the kernel log names: the kernel modules, the driver release or its firmware, the PCI address "
         "space (BAR) in the settings of the host or VM, the mode of confidential computing, or another driver that holds the "
-        "GPU. Then reboot the host and measure it again.",
+        "GPU. Then reboot the host and measure it again. If the session may not use the GPU, measure outside of the job or "
+        "service that denies it instead.",
         _RESET_AT_BOOT,
     ),
     ("nvlink", "inspect_hardware", ""): Handling(

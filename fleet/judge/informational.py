@@ -213,6 +213,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "pulse.wave": "the power during a period, for a chart; pulse.amplitude is judged",
     "pageable_copy.bandwidth": "depends on the CPUs that copy: GPUs of one host differ by 18 % (measured); host_copy is judged",
     "pcie.device_count": "each kind of device is counted by itself; virtual machines attach drives as PCI devices",
+    "pcie.permitted": "if a GPU is missing because the agent may not use it, the verdict on gpu.count says so",
     "pcie.driver": "if a GPU is missing because another driver has it, the verdict on gpu.count names that driver",
     "pcie.generation": "links lower their speed when idle; pcie.slowed is judged by its best value in the run",
     "pcie.iommu.group": _NAME,
