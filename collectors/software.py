@@ -15,6 +15,7 @@ from collectors.files import Files, MissingError, nonempty
 from collectors.host.memory import GPU_NODES
 from collectors.pcie.device import PciBus
 from collectors.programs import program_version
+from collectors.sysfs import DRIVER_GPUS
 
 LIBRARIES = (
     "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib",
@@ -23,7 +24,6 @@ LIBRARIES = (
 """Directories in which distributions and NVIDIA's packages install libraries."""
 MAX_LINKS = 8
 DRIVER = "proc/driver/nvidia/version"
-DRIVER_GPUS = "proc/driver/nvidia/gpus"
 
 
 class SoftwareCollector:

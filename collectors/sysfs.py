@@ -1,4 +1,4 @@
-"""Functions for /sys that several collectors use: PCI addresses, NUMA nodes, numbers."""
+"""Paths and functions for /sys and /proc that several collectors use: PCI addresses, NUMA nodes, numbers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collectors.base import Absent, Value
 from collectors.files import Files
 
 PCI_DEVICES = "sys/bus/pci/devices"
+DRIVER_GPUS = "proc/driver/nvidia/gpus"
+"""Directory of NVIDIA's driver with a directory for each of its GPUs."""
 
 
 def pci_address(files: Files, path: str) -> Value | Absent:

@@ -9,8 +9,8 @@ from agent.cli.common import fail, print_progress, run_options
 from agent.cli.stages import run_stage, start_run
 from agent.launch import options as launch_options
 from agent.placement.detect import detect_placement
-from agent.placement.membership import check_gpu_allocation, select_members, use_all_processors
-from agent.placement.rank_placement import LAUNCHERS, MPI, TORCHRUN, PlacementError, RankPlacement
+from agent.placement.membership import check_gpu_allocation, select_members
+from agent.placement.rank_placement import LAUNCHERS, TORCHRUN, PlacementError, RankPlacement
 from agent.run import lease
 from agent.run.record import HostRun
 from schemas.errors import HeldError
@@ -99,8 +99,7 @@ def _launch(options: argparse.Namespace) -> int:
 def _select_members(options: argparse.Namespace, run: HostRun, placement: RankPlacement | None) -> list[str]:
     """Return the hosts that start together.
 
-    If mpirun or srun started this process, also check that the job has enough GPUs. Under mpirun, also let this process use all
-    processors.
+    If mpirun or srun started this process, also check that the job has enough GPUs.
 
     Raises:
         PlacementError: the hosts are not valid, or the allocation does not fit the plan.
@@ -108,6 +107,4 @@ def _select_members(options: argparse.Namespace, run: HostRun, placement: RankPl
     members = select_members(run.plan, run.host, options.members, placement)
     if placement:
         check_gpu_allocation(run.host, os.environ)
-        if placement.launcher == MPI and (note := use_all_processors()):
-            print_progress(note)
     return members

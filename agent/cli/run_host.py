@@ -22,7 +22,7 @@ from agent.gang.protocol import Gang, GangError
 from agent.launch import options as launch_options
 from agent.launch.request import LaunchRequest
 from agent.launch.stage import record_not_started
-from agent.placement.membership import find_host, use_all_processors
+from agent.placement.membership import find_host
 from agent.placement.rank_placement import PlacementError, without_placement
 from agent.run import lease
 from agent.run.record import HostRun, run_directory
@@ -112,11 +112,6 @@ def _run_host(options: argparse.Namespace) -> int:
     except PlacementError as error:
         return fail(str(error))
     options.run_dir = (options.run_dir or lease.STATE / lease.RUNS / given.plan.run_id).absolute()
-    # `_environment` leaves out the variables that a launcher sets. The launcher may be mpirun, which binds this process to one or
-    # two cores.
-    has_launcher = _environment().keys() < os.environ.keys()
-    if note := use_all_processors() if has_launcher else "":
-        print_progress(note)
     return HostRunner(options, given.plan, given.text).run()
 
 

@@ -20,6 +20,8 @@ from agent.gang.peer_channel import PeerChannel
 from agent.gang.protocol import Gang, GangError
 from agent.launch.outcome import MAX_REASON, LaunchOutcome
 from agent.launch.request import LaunchRequest
+from agent.placement.membership import use_all_processors
+from agent.placement.rank_placement import DENIED, denied_device_nodes
 from agent.run import background, lease, preflight
 from agent.run.record import HostRun, private_directory
 from agent.run.work_directory import archive_logs
@@ -67,6 +69,7 @@ def record_snapshot(run: HostRun, stage: str, *, once: bool) -> Record:
 
     With `once`, add none if the record already has a snapshot from before this stage.
     """
+    _use_all_processors()
     with background.exclusive_task(run.directory, "inspect"):
         record = run.record()
         if not (once and any((taken.stage, taken.phase) == (stage, "before") for taken in record.snapshots)):
@@ -81,6 +84,7 @@ def run_launch(run: HostRun, request: LaunchRequest) -> Record:
     from agent.launch.supervise import LaunchSpec, supervise
     from agent.launch.torchrun import LaunchError, launcher_command
 
+    _use_all_processors()
     stage = request.stage.name
     gang = run.host.gang if stage in GANG_STAGES else ""
     if reason := _reason_not_to_start(run, request):
@@ -212,6 +216,22 @@ def count_attempt(run: HostRun, number: int) -> str:
     return ""
 
 
+def _use_all_processors() -> None:
+    """Let this process use every processor that its cpuset allows. Log a limit that remains: figures of the CPUs will be low."""
+    from collectors.files import Files
+    from collectors.host.processor import usable_processors
+
+    if note := use_all_processors():
+        log.info("%s", note)
+    usable, online = usable_processors(Files(Path("/"))), os.cpu_count() or 0
+    if usable < online:
+        log.info(
+            "this process can use %d of the %d processors of this host, because of a cpuset, a CPU quota or isolcpus",
+            usable,
+            online,
+        )
+
+
 def _reason_not_to_start(run: HostRun, request: LaunchRequest) -> str:
     """Return why this launch must not start; empty if it may. For a cell of a scaling study, count the attempt."""
     if request.stage.name == CELL and (reason := count_attempt(run, request.number)):
@@ -257,7 +277,11 @@ def _reason_without_gpus(run: HostRun) -> str:
     if indices and not isinstance(indices, Absent):
         return ""
     reason = indices.reason if isinstance(indices, Absent) else "NVML lists no GPU"
-    remedy = "" if isinstance(indices, NotOpened) else ": nvidia-smi must list them; a container needs --gpus all"
+    remedy = ": nvidia-smi must list them; a container needs --gpus all"
+    if isinstance(indices, NotOpened):
+        remedy = ""
+    elif denied_device_nodes(Path("/")):
+        remedy = f": {DENIED}"
     return f"the plan has {len(run.host.devices)} GPUs on host {run.host.name}, and the driver reports none ({reason}){remedy}"
 
 

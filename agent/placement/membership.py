@@ -117,16 +117,19 @@ def check_gpu_allocation(host: PlannedHost, environment: Mapping[str, str]) -> N
 
 
 def use_all_processors() -> str:
-    """Let the ranks use every processor of the host or container. Return a message if this added any; else an empty text.
+    """Let this process and its ranks use every processor that its cpuset allows. Return a message if this added any; else "".
 
-    This is needed because mpirun binds each process to one or two cores.
+    This is needed because mpirun binds each process to one or two cores, and because CPUAffinity= in the configuration of systemd
+    and the kernel option isolcpus exclude processors from the affinity of every process.
     """
-    before = len(os.sched_getaffinity(0))
+    before = os.sched_getaffinity(0)
     try:
-        os.sched_setaffinity(0, range(os.sysconf("SC_NPROCESSORS_CONF")))
+        os.sched_setaffinity(0, {*before, *range(os.sysconf("SC_NPROCESSORS_CONF"))})
     except OSError:
         return ""
-    after = len(os.sched_getaffinity(0))
-    if after <= before:
+    after = os.sched_getaffinity(0)
+    if len(after) <= len(before):
         return ""
-    return f"the launcher had bound this process to {before} processors; now its ranks use all {after}"
+    return (
+        f"this process was bound to {len(before)} processors; now it and its ranks use all {len(after)} of its cpuset"
+    )

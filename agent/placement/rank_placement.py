@@ -7,6 +7,7 @@ contradictory variables are reported before any process is started and before to
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -93,9 +94,31 @@ def without_placement(environment: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in environment.items() if not key.startswith(PROCESS_VARIABLES)}
 
 
+DENIED = (
+    "this session may not use /dev/nvidia*, because a device cgroup of Slurm or systemd, or the mode of the files, denies it; "
+    "start this command outside of the job or service, or allow it the devices"
+)
+
+
 def count_device_nodes(root: Path) -> int:
-    """Return the number of device nodes of NVIDIA GPUs. A container has device nodes only for its own GPUs."""
-    return sum(bool(re.fullmatch(r"nvidia\d+", path.name)) for path in root.glob("dev/nvidia*"))
+    """Return the number of device nodes of NVIDIA GPUs that this process may use.
+
+    A container has device nodes only for its own GPUs. A device cgroup may deny the use of others (`denied_device_nodes`).
+    """
+    return len(_device_nodes(root)) - len(denied_device_nodes(root))
+
+
+def denied_device_nodes(root: Path) -> list[Path]:
+    """Return the device nodes of NVIDIA GPUs that this process may not use.
+
+    A device cgroup, as Slurm and systemd set it, or the mode of the node denies it. The nodes are not opened, because this would
+    initialize the GPUs: access(2) asks the device cgroup, too.
+    """
+    return [path for path in _device_nodes(root) if not os.access(path, os.R_OK | os.W_OK)]
+
+
+def _device_nodes(root: Path) -> list[Path]:
+    return sorted(path for path in root.glob("dev/nvidia*") if re.fullmatch(r"nvidia\d+", path.name))
 
 
 def visible_devices(environment: Mapping[str, str]) -> list[str] | None:

@@ -11,6 +11,7 @@ import argparse
 import importlib.util
 import json
 import os
+import re
 import socket
 import sys
 import tempfile
@@ -24,8 +25,22 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 about them."""
 SHM = "/dev/shm"
 NCCL_FILE, NCCL_USER_FILE = "/etc/nccl.conf", "~/.nccl.conf"
-SLOWING = ("CUDA_LAUNCH_BLOCKING", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NVIDIA_TF32_OVERRIDE")
-"""Environment variables that make a healthy GPU look slow."""
+SLOWING = {
+    **dict.fromkeys(("CUDA_LAUNCH_BLOCKING", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"), r"(?!0?$)"),
+    **dict.fromkeys(("NCCL_ALGO", "NCCL_PROTO"), r"."),
+    **dict.fromkeys(("NCCL_P2P_LEVEL", "NCCL_NET_GDR_LEVEL"), r"(?i:0|LOC)$"),
+    "NVIDIA_TF32_OVERRIDE": r"0$",
+}
+"""Environment variables that make a healthy GPU look slow -> regular expression for the values that do. `slows` also applies
+LEAST."""
+LEAST = {
+    **dict.fromkeys(("NCCL_MAX_NCHANNELS", "NCCL_MAX_NRINGS", "NCCL_MAX_CTAS"), 32),
+    "NCCL_BUFFSIZE": 4 << 20,
+    "NCCL_NTHREADS": 512,
+    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": 100,
+}
+"""Environment variables that make a healthy GPU look slow if their number is lower than this one. The numbers of NCCL_BUFFSIZE
+and NCCL_NTHREADS are NCCL's defaults. Within a host of Hopper GPUs, NCCL uses fewer than 32 channels (CTAs)."""
 OWN_ENVIRONMENT = "the environment of this command (its shell, job or pod template)"
 INVALID_NAME = "not a valid host name (each part between dots must have 1 to 63 characters)"
 FILES, FILES_OF_TORCH = 5_000, 20_000
@@ -194,11 +209,21 @@ def environment_problems(
                 f"{name} is {path} in {sources[name]}, but this host has no such file: copy it to this host, or remove "
                 "the variable"
             )
-    for name in SLOWING:
-        value = variables.get(name, "0" if name != "NVIDIA_TF32_OVERRIDE" else "1")
-        slows = value == "0" if name == "NVIDIA_TF32_OVERRIDE" else value not in ("", "0")
-        if slows and name not in given:
-            yield f"{name} is {value} in {sources[name]}, which makes a healthy GPU look slow: {remedy}"
+    for name in (*SLOWING, *LEAST):
+        if slows(name, variables.get(name)) and name not in given:
+            yield f"{name} is {variables[name]} in {sources[name]}, which makes a healthy GPU look slow: {remedy}"
+
+
+def slows(name: str, value: "str | None") -> bool:
+    """Return whether this value of an environment variable makes a healthy GPU look slow. `value`: None if it is not set."""
+    if value is None or name not in LEAST:
+        return value is not None and bool(re.match(SLOWING.get(name, r"(?!)"), value))
+    # NCCL reads whole numbers like strtoll with base 0, and ignores other texts.
+    number = re.match(r"\s*(0[xX][0-9a-fA-F]+|\d+(\.\d+)?)\s*$", value)
+    if not number:
+        return False
+    text = number[1]
+    return (int(text, 16) if text[:2] in ("0x", "0X") else float(text)) < LEAST[name]
 
 
 def network_selection_problems(variables: "Mapping[str, str]", sources: "Mapping[str, str]") -> "Iterator[str]":

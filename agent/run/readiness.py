@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.placement.rank_placement import count_device_nodes, visible_devices
+from agent.placement.rank_placement import DENIED, count_device_nodes, denied_device_nodes, visible_devices
 from agent.run import preflight
 from agent.sampling.cgroups import memory_left
 from collectors.base import Absent, Family, Value
@@ -39,14 +39,16 @@ class Gpus:
     answering: int | Absent
     """Number of GPUs according to NVML."""
     given: int
-    """Number of GPU device nodes in this container; 0 outside a container."""
+    """Number of GPU device nodes that this container or job may use; 0 outside of containers and jobs."""
+    denied: int = 0
+    """Number of GPU device nodes that this process may not use."""
 
     @property
     def expected(self) -> int:
         """Number of GPUs that should be tested: the higher of the counts of the PCI bus and the driver.
 
-        If a container has device nodes of GPUs, their number replaces the count of the PCI bus. The PCI bus also shows GPUs of
-        other containers.
+        If a container or job has device nodes of GPUs, their number replaces the count of the PCI bus. The PCI bus also shows
+        GPUs of other containers and jobs.
         """
         driver = self.answering if isinstance(self.answering, int) else 0
         if self.given:
@@ -58,7 +60,7 @@ class Gpus:
         if isinstance(self.on_bus, Absent) or isinstance(self.answering, Absent) or self.on_bus == self.answering:
             return ""
         if self.given and self.answering == self.given:
-            return f"this container was given {self.given} of the {self.on_bus} GPUs on the machine's PCI bus"
+            return f"this container or job was given {self.given} of the {self.on_bus} GPUs on the machine's PCI bus"
         return (
             f"the PCI bus has {self.on_bus} NVIDIA GPUs but the driver reports {self.answering}: the kernel log (dmesg) "
             f"has the reason; the run expects {self.expected}, so that a missing GPU is detected"
@@ -76,10 +78,12 @@ def gpus_of(
     """Count the GPUs, from the collectors' readings and the device nodes."""
     not_read = Absent(status="error", reason="not read")
     bus, driver = (host_readings.get(name, not_read) for name in ("gpu.pci_count", "gpu.count"))
+    denied = len(denied_device_nodes(root))
     return Gpus(
         on_bus=bus if isinstance(bus, Absent) else int(float(bus)),
         answering=driver if isinstance(driver, Absent) else int(float(driver)),
-        given=count_device_nodes(root) if in_container(environment, root) else 0,
+        given=count_device_nodes(root) if denied or in_container(environment, root) else 0,
+        denied=denied,
     )
 
 
@@ -95,11 +99,11 @@ def reason_without_gpus(gpus: Gpus) -> str:
         return ""
     reason = f" ({gpus.answering.reason})" if isinstance(gpus.answering, Absent) else ""
     if gpus.expected:
-        remedy = (
-            ""
-            if isinstance(gpus.answering, NotOpened)
-            else ": install or load the driver (nvidia-smi must list them); a container needs --gpus all"
-        )
+        remedy = ": install or load the driver (nvidia-smi must list them); a container needs --gpus all"
+        if isinstance(gpus.answering, NotOpened):
+            remedy = ""
+        elif gpus.denied:
+            remedy = f": {DENIED}"
         return f"{gpus.expected} NVIDIA GPUs are present but the driver reports none{reason}{remedy}"
     if isinstance(gpus.on_bus, Absent):
         return (

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from collectors.base import Absent, Family, first_absent, host_family
@@ -28,6 +29,21 @@ def topology(files: Files) -> Iterable[Family]:
     yield host_family("host.cpu.sockets", "1", "Processor sockets", len(sockets) or unknown)
     yield host_family("host.cpu.cores", "1", "Processor cores online", len(set(siblings.values())) or unknown)
     yield host_family("host.cpu.threads", "1", "Processor threads online", len(siblings) or unknown)
+    text = (
+        "Logical CPUs that this process can use at once: without isolated ones, and not more than its CPU quota allows"
+    )
+    # The value varies, because a container manager may change the limits of a container while it runs.
+    yield host_family("host.cpu.usable", "1", text, usable_processors(files), varies=True)
+
+
+def usable_processors(files: Files) -> int:
+    """Return how many processors this process can use at once: those of its affinity that are not isolated, or its CPU quota.
+
+    The kernel moves no thread to an isolated processor (isolcpus), even if the affinity of the thread includes it.
+    """
+    isolated = files.read(f"{_CPUS}/isolated", _cpu_list)
+    free = os.sched_getaffinity(0) - (set() if isinstance(isolated, Absent) else isolated)
+    return max(1, int(min([len(free), *_quotas(files)])))
 
 
 def clocks(files: Files) -> Iterable[Family]:
@@ -48,6 +64,30 @@ def clocks(files: Files) -> Iterable[Family]:
     median = current if isinstance(current, Absent) else round(statistics.median(current))
     text = "Median current clock; low if processors are idle"
     yield host_family("host.cpu.clock_now_median", "Hz", text, median, varies=True)
+
+
+def _quotas(files: Files) -> Iterator[float]:
+    """Yield each CPU quota, in processors, of the control groups of this process and of their parents (cgroup v1 and v2)."""
+    lines = files.read("proc/self/cgroup", str.splitlines)
+    groups = {""}  # in a container, its own group is the root of the tree
+    for line in [] if isinstance(lines, Absent) else lines:
+        names = [name for name in line.split(":", 2)[-1].split("/") if name]
+        groups |= {"/".join(names[:length]) + "/" for length in range(1, len(names) + 1) if ".." not in names}
+    for group in groups:
+        limits = [files.read(f"sys/fs/cgroup/{tree}{group}cpu.max", str) for tree in ("", "unified/")]
+        for tree in ("cpu/", "cpu,cpuacct/"):
+            parts = [files.read(f"sys/fs/cgroup/{tree}{group}cpu.cfs_{name}_us", str) for name in ("quota", "period")]
+            limits += [first_absent(*parts) or " ".join(map(str, parts))]
+        for limit in limits:
+            quota, _, period = ("" if isinstance(limit, Absent) else limit).partition(" ")
+            if quota.isdecimal() and period.isdecimal() and int(period):  # without a quota: `max`, or -1 in version 1
+                yield int(quota) / int(period)
+
+
+def _cpu_list(text: str) -> set[int]:
+    """Parse `0-2,64` into {0, 1, 2, 64}. Raises ValueError if the text is not such a list."""
+    ranges = [part.partition("-") for part in text.split(",") if part]
+    return {cpu for first, _, last in ranges for cpu in range(int(first), int(last or first) + 1)}
 
 
 def _policies(files: Files, file: str, parse: Callable[[str], T]) -> list[T] | Absent:

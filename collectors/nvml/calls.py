@@ -82,8 +82,9 @@ def _why_denied(root: Path) -> str:
     except PermissionError as error:
         # NVIDIA/nvidia-container-toolkit issue 48: systemd revokes a container's access to devices that systemd does not manage.
         return (
-            f"/{_CONTROL}: {error.strerror}: no permission to use the GPUs; a container loses its access if "
-            "`systemctl daemon-reload` runs on its host: start the container again"
+            f"/{_CONTROL}: {error.strerror}: no permission to use the GPUs; a job of Slurm or a service of systemd has only the "
+            "devices that it is given: start this command outside of it; a container loses its access if `systemctl "
+            "daemon-reload` runs on its host: start the container again"
         )
     except FileNotFoundError:
         if (root / _DRIVER).exists():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from collectors.pcie.acs import acs_families
 from collectors.pcie.affinity import affinity_families
 from collectors.pcie.config import configuration_families
 from collectors.pcie.device import GPU, NETWORK, Device, PciBus
-from collectors.sysfs import PCI_DEVICES, parse_numa_node
+from collectors.sysfs import DRIVER_GPUS, PCI_DEVICES, parse_numa_node
 from collectors.virtual import is_virtual
 
 GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
@@ -20,6 +22,7 @@ NO_PORT = Absent.unsupported("no port above the device is visible")
 VIRTUAL = Absent.unsupported("in a virtual machine, the ports are not those of the host")
 COHERENT = Absent.unsupported("the GPU is attached to its CPU by NVLink-C2C")
 NO_AER = "no AER counters: the device, the firmware or the kernel does not provide them"
+NO_DRIVER = "the driver of NVIDIA does not list the GPU"
 _NO_LINK = "the device has no PCIe link"
 _LOST_WIDTH, _NO_WIDTHS = 63, (0, 255)
 """Link widths in /sys. 63: the device does not answer, and all six bits of the register field read as 1. 0 or 255: the device has
@@ -43,10 +46,12 @@ KINDS = {
     "pcie.power_state": ("1", "Power state of the device"),
     "pcie.numa_node": ("1", "NUMA node of the device"),
     "pcie.driver": ("1", "Driver that the GPU is bound to; `none` if the GPU has no driver"),
+    "pcie.permitted": ("1", "This process has permission to use the device file of the GPU"),
 }
 COUNTERS = [name for name in KINDS if ".aer." in name]
 VARYING = [
-    f"pcie.{name}" for name in ("device_count", "generation", "width", "slowed", "narrowed", "power_state", "driver")
+    f"pcie.{name}"
+    for name in ("device_count", "generation", "width", "slowed", "narrowed", "power_state", "driver", "permitted")
 ]
 
 
@@ -117,6 +122,7 @@ class PcieCollector:
             if device.kind == GPU:
                 is_bound = self._files.exists(f"{path}/driver")
                 readings["pcie.driver"] = self._files.target_name(f"{path}/driver") if is_bound else "none"
+                readings["pcie.permitted"] = self._is_permitted(device)
             readings["pcie.numa_node"] = self._files.read(
                 f"{path}/numa_node", parse_numa_node, missing="the kernel has no NUMA support"
             )
@@ -144,6 +150,19 @@ class PcieCollector:
             width = Absent.unsupported(_NO_LINK)
         return parse_generation(speed) if isinstance(speed, str) else speed, width
 
+    def _is_permitted(self, device: Device) -> bool | Absent:
+        """Return whether this process may open the device file of a GPU.
+
+        A device cgroup, as Slurm and systemd set it, or the mode of the file may forbid this. Then NVML does not list the GPU.
+        The file is not opened, because this would initialize the GPU and may hang: access(2) asks the device cgroup, too.
+        """
+        minor = self._files.read(f"{DRIVER_GPUS}/{device.address}/information", parse_minor, missing=NO_DRIVER)
+        if isinstance(minor, Absent):
+            return minor
+        if not self._files.exists(f"dev/nvidia{minor}"):
+            return Absent.unsupported(f"no /dev/nvidia{minor}")
+        return os.access(self._files.path(f"dev/nvidia{minor}"), os.R_OK | os.W_OK)
+
     def _error_count(self, path: str, severity: str) -> Value | Absent:
         return self._files.read(f"{path}/aer_dev_{severity}", parse_total, missing=NO_AER)
 
@@ -170,6 +189,14 @@ def parse_generation(speed: str) -> Value | Absent:
         return Absent.unsupported(f"the link speed is not a number: {speed!r}")
     except KeyError:
         return Absent.error(f"no PCIe generation has the link speed {speed}")
+
+
+def parse_minor(text: str) -> int:
+    """Return the number of a GPU's device file, from its file `information` of the driver. Raises ValueError if it has none."""
+    match = re.search(r"^Device Minor:\s+(\d+)$", text, re.MULTILINE)
+    if not match:
+        raise ValueError("no line Device Minor")
+    return int(match[1])
 
 
 def parse_total(text: str) -> int:

@@ -64,7 +64,8 @@ _SLOW = Handling(
     "return the GPU (RMA).",
 )
 _SHARED = Handling(
-    "End the other processes on the GPU (nvidia-smi lists them), then measure the host again without rackproof_share_gpus.",
+    "Correct what the cause names: end the other processes on the GPU (nvidia-smi lists them), or remove the limit on the "
+    "processors. Then measure the host again without rackproof_share_gpus.",
     "compare power, clock and temperature of the GPU with those of the other GPUs in the report.",
 )
 _SLOW_GPU = ("slow-memory", "slow-compute", "slow-workload", "slow-host-copies", "slow-peer-copies")
@@ -144,7 +145,8 @@ HANDLING = {
     ("gpu-missing", "configure", ""): Handling(
         "Correct what the kernel log names: the kernel modules, the driver release or its firmware, the PCI address "
         "space (BAR) in the settings of the host or VM, the mode of confidential computing, or another driver that holds the "
-        "GPU. Then reboot the host and measure it again.",
+        "GPU. Then reboot the host and measure it again. If the session may not use the GPU, measure outside of the job or "
+        "service that denies it instead.",
         _RESET_AT_BOOT,
     ),
     ("ecc-mode", "configure", ""): Handling(

@@ -41,9 +41,10 @@ from fleet.judge.modules import with_module
 from fleet.judge.node_coverage import silent_nodes
 from fleet.judge.one_machine import with_one_machine
 from fleet.judge.passes import Remaining
-from fleet.judge.paths import with_slow_path
+from fleet.judge.paths import with_nccl_settings, with_slow_path
 from fleet.judge.port_coverage import silent_pairs, silent_ports
 from fleet.judge.presence import judge_presence
+from fleet.judge.processors import with_processor_limit
 from fleet.judge.refusals import refused_readings
 from fleet.judge.required_ports import unmeasured_ports
 from fleet.judge.shared_gpus import with_other_processes
@@ -245,9 +246,10 @@ def _annotate(view: HostView, verdicts: Sequence[Verdict], stats: FleetStats) ->
     normal_paths = stats.paths.paths
     annotated = []
     for verdict in with_culprits(view, verdicts):
-        verdict = with_slow_path(view, verdict, verdicts, normal_paths)
+        verdict = with_nccl_settings(view, with_slow_path(view, verdict, verdicts, normal_paths), verdicts)
         verdict = _with_log_lifetime(with_missing_gpus(view, with_module(view, verdict), stats.slots))
         verdict = with_slot_limit(view, verdict)
         verdict = with_bmc_part(with_bmc_event(view, verdict), verdicts)
-        annotated.append(with_advisory(view, with_other_processes(view, with_drift_time(view, verdict))))
+        verdict = with_processor_limit(view, with_other_processes(view, with_drift_time(view, verdict)))
+        annotated.append(with_advisory(view, verdict))
     return annotated

@@ -19,7 +19,8 @@ from schemas.records import Value
 from schemas.reports import FAIL, Verdict
 from schemas.scopes import Scope, pci_address
 
-DRIVER, BUS, BOUND_TO = "gpu.count", "gpu.pci_count", "pcie.driver"
+DRIVER, BUS, BOUND_TO, PERMITTED = "gpu.count", "gpu.pci_count", "pcie.driver", "pcie.permitted"
+DENIED = "may not be used by the session: a device cgroup of Slurm or systemd, or the mode of /dev/nvidia*, denies it"
 MIN_HOSTS = 2
 """An empty slot is named only if at least this many hosts have the most common layout: a single host may be the exception."""
 LOG_CAUSES = {
@@ -99,15 +100,15 @@ def with_missing_gpus(view: HostView, verdict: Verdict, slots: SlotMap) -> Verdi
     if not is_count or not isinstance(verdict.value, int) or not isinstance(verdict.limit, int):
         return verdict
     missing = verdict.limit - verdict.value
-    bound = _other_drivers(view) if missing > 0 else {}
-    causes = {address: cause for address, cause in _log_causes(view).items() if address not in bound and missing > 0}
-    texts = [*_identify(view, verdict.name, verdict.value, missing, slots, {*causes, *bound})]
-    texts += [f"{gpus} {cause}" for gpus, cause in _group(bound)]
+    unused = {**_denied(view), **_other_drivers(view)} if missing > 0 else {}
+    causes = {address: cause for address, cause in _log_causes(view).items() if address not in unused and missing > 0}
+    texts = [*_identify(view, verdict.name, verdict.value, missing, slots, {*causes, *unused})]
+    texts += [f"{gpus} {cause}" for gpus, cause in _group(unused)]
     texts += [f"kernel log: {gpus} {cause}" for gpus, cause in _group(causes)]
     text = "; ".join(texts)
     detail = "; ".join(filter(None, (verdict.detail, text)))
     settings = {cause for key, cause in LOG_CAUSES.items() if key not in HARDWARE_CAUSES}
-    explained = len(bound) + sum(cause in settings for cause in causes.values())
+    explained = len(unused) + sum(cause in settings for cause in causes.values())
     # A host may have GPUs that are not in the plan and are bound to another driver, for example for virtual machines. They do not
     # explain why a planned GPU is missing. So `configure` requires a cause for every GPU that is on the PCI bus but not listed.
     unlisted = [count - verdict.value for count in _last(view, BUS).values() if isinstance(count, int)]
@@ -136,6 +137,13 @@ def _other_drivers(view: HostView) -> dict[str, str]:
         for address, driver in drivers.items()
         if address not in _answering(view) and driver not in ("nvidia", "none")
     }
+
+
+def _denied(view: HostView) -> dict[str, str]:
+    """Return PCI address -> cause for each GPU that does not answer because the agent has no permission to use it."""
+    permitted = {Scope.parse(scope).get("pci"): value for scope, value in _last(view, PERMITTED).items()}
+    answering = _answering(view)
+    return {address: DENIED for address, value in permitted.items() if value is False and address not in answering}
 
 
 def _answering(view: HostView) -> set[str]:

@@ -1,4 +1,4 @@
-"""Explain slow collectives by a slow NCCL transport.
+"""Explain slow collectives by a slow NCCL transport, or by settings that limit NCCL.
 
 A slow transport is usually caused by a setting, so the action of the verdict becomes `configure`. The verdict keeps the
 criterion's action in two cases, in which the cause may be a bad link: other ranks of the fleet reach the required bandwidth over
@@ -18,6 +18,7 @@ from fleet.judge.evaluate import evaluate, holds, series
 from fleet.judge.finding import FLOORS
 from fleet.judge.host_view import HostView
 from fleet.judge.outliers import FigureKey, FleetFigures
+from fleet.judge.shared_gpus import is_speed
 from schemas.records import MEASURED, Observation, Value
 from schemas.reports import FAIL, PASS, Verdict
 from schemas.scopes import Scope
@@ -30,6 +31,10 @@ CHECK_BETWEEN = (
     "nvidia_peermem or DMA-BUF"
 )
 CHECK_NVLS = "check NCCL_NVLS_ENABLE in the environment, and that the fabric manager runs"
+COMMUNICATION = ("collective.", "mnnvl.", "model_parallel.", "pairs.")
+"""Prefixes of the figures that depend on NCCL."""
+SETTINGS = "nccl_settings"
+"""Parameter of figures of collectives: settings that may slow NCCL on a healthy host, such as `NCCL_PROTO=LL`."""
 LINKS = ("peer_copy.", "digest.wrong_peer_copies", "gpu.nvlink.")
 """Prefixes of the names of observations that fail if a link between GPUs is bad, whatever transport NCCL chose."""
 
@@ -136,6 +141,32 @@ def with_slow_path(view: HostView, verdict: Verdict, of_host: Sequence[Verdict],
     explanation = _explain_transport(view, verdict) if may_explain else ""
     if not explanation:
         return verdict
+    return _explained(verdict, explanation, of_host)
+
+
+def with_nccl_settings(view: HostView, verdict: Verdict, of_host: Sequence[Verdict]) -> Verdict:
+    """Return the verdict. If settings that limit NCCL may explain a slow figure, name them, and set the action to `configure`.
+
+    The settings are those of the collectives in the same stage. If another verdict on the host finds a bad link between GPUs
+    (LINKS), the action stays the same.
+    """
+    if verdict.verdict != FAIL or not verdict.name.startswith(COMMUNICATION) or not is_speed(verdict):
+        return verdict
+    figures = (item for name in view.observations.benchmark_names() for item in _collectives(view, name))
+    settings = {
+        item.params[SETTINGS]: None for item in figures if item.stage == verdict.stage and SETTINGS in item.params
+    }
+    if not settings:
+        return verdict
+    names = "; ".join(map(str, settings))
+    return _explained(verdict, f"NCCL is limited by {names}: remove the setting, and measure again", of_host)
+
+
+def _collectives(view: HostView, name: str) -> Sequence[Observation]:
+    return view.observations[name] if name.startswith("collective.") else ()
+
+
+def _explained(verdict: Verdict, explanation: str, of_host: Sequence[Verdict]) -> Verdict:
     detail = "; ".join(filter(None, (explanation, verdict.detail)))
     bad_link = any(other.verdict == FAIL and other.name.startswith(LINKS) for other in of_host)
     action = verdict.action if bad_link else "configure"

@@ -16,6 +16,7 @@ from fleet.judge.fleet_stats import FleetStats
 from fleet.judge.host_view import HostView
 from fleet.judge.passes import Remaining, measured_figures
 from fleet.judge.paths import judges_bandwidth
+from fleet.judge.processors import limited_processors
 from schemas.records import Launch
 from schemas.reports import RECORD, Verdict, VerdictKind
 from schemas.stages import GANG
@@ -53,6 +54,8 @@ class HostFacts:
     """UUIDs, serials or names of the host's GPUs under test; empty if the PCI bus has no other GPUs."""
     stolen: tuple[str, float] | None = None
     """The stage with the highest share of stolen processor time, and this share; None if none is above MAX_STOLEN."""
+    processors: tuple[int, int] | None = None
+    """How many processors the agent could use, and how many the host has; None if it could use all, or if this is unknown."""
 
 
 class FactCollector:
@@ -90,6 +93,7 @@ class FactCollector:
             ),
             gpus_on_bus=on_bus,
             stolen=_stolen(view),
+            processors=limited_processors(view),
             gpus_under_test=_gpus_under_test(view) if on_bus > len(view.host.devices) else frozenset(),
         )
 

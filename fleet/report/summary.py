@@ -114,6 +114,7 @@ def acceptance(summary: SummaryInput, decision: str) -> Acceptance:
     lines += [] if plan.rehearsal else shared_machines(summary.machines)
     lines += [] if plan.rehearsal else untested_gpus(plan.hosts, facts, summary.machines)
     lines += stolen_time(facts)
+    lines += limited_processors(facts)
     lines += summary.version_caveats
     lines += replaced_lines(summary.replaced)
     lines += waivers_summary(plan.waivers, summary.exceptions, plan.created)
@@ -189,6 +190,21 @@ def stolen_time(facts: Mapping[str, HostFacts]) -> Iterator[SummaryLine]:
             f"low or vary without a fault of the host: {join_names(found, 5)}"
         )
         yield SummaryLine(kind=LineKind.CAVEAT, title="Processor time stolen", text=text, values={"hosts": len(found)})
+
+
+def limited_processors(facts: Mapping[str, HostFacts]) -> Iterator[SummaryLine]:
+    """Yield a caveat if the agent could not use all processors of hosts."""
+    found = [
+        f"{name[:MAX_NAME_LENGTH]} ({of_host.processors[0]} of {of_host.processors[1]})"
+        for name, of_host in facts.items()
+        if of_host.processors
+    ]
+    if found:
+        text = (
+            "a cpuset, a CPU quota or the kernel option isolcpus kept the agent from some processors, so rates may be low "
+            f"without a fault of the host: {join_names(found, 5)}"
+        )
+        yield SummaryLine(kind=LineKind.CAVEAT, title="Processors limited", text=text, values={"hosts": len(found)})
 
 
 def _names(names: Sequence[str], most: int) -> str:

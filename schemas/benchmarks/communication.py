@@ -12,6 +12,7 @@ _NCCL_CHOICE = {
     "transport": str,
     "nvls": bool,
     "nccl_log": str,
+    "nccl_settings": str,
 }
 
 

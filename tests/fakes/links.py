@@ -63,6 +63,8 @@ def build_tree(root: Path, gpus: int = 8) -> Path:
             _bridge(root, switch, f"{down}:{port:02x}.0", numa, acs=ACS_OFF, width=4 if make is _drive else 16)
             make(root, (*switch, f"{down}:{port:02x}.0"), addresses[number], numa)
         _infiniband(root, IB[number], HCAS[number], number)
+        write(root, f"proc/driver/nvidia/gpus/{GPUS[number]}/information", f"Device Minor: \t {number}\n")
+        write(root, f"dev/nvidia{number}", "")
     _bridge(root, (), "0000:01:01.0", 0)
     for number, address in enumerate(NVSWITCHES[: (gpus + 1) // 2]):
         above = f"0000:01:02.{number}"

@@ -7,6 +7,7 @@ except for the algbw of hypercube, which nccl-tests computes differently.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from agent.benchmarks.runtime.nccl import Communicator, NcclError
 from agent.benchmarks.runtime.rank_context import Value
 from agent.benchmarks.runtime.timing import Work
 from agent.gang.heartbeat import describe_error
+from agent.run.preflight import slows
 from agent.sampling.statistics import SampleSeries, summarize
 from schemas.benchmarks.communication import bus_factor
 from schemas.catalogue import supports_placement
@@ -42,6 +44,9 @@ LARGE_BYTES = 1 << 20
 """Smallest size of a large operation."""
 MEMORY_SHARE = 0.75
 """Share of the free device memory that the additional pairs of buffers may take."""
+
+SEPARATOR, LONGEST_SETTING = "; ", 100
+"""Text between two settings in the parameter `nccl_settings`, and maximum length of a value in it."""
 
 
 class Case(NamedTuple):
@@ -206,7 +211,8 @@ def _find_nccl_choices(
 ) -> dict[Case, dict[str, Any]]:
     """Run every case once, untimed, with NCCL's log enabled. Report transport, channels and use of NVLS (NVLink SHARP).
 
-    Return case -> parameters of its figures: transport, use of NVLS and, if NCCL logs them, algorithm and protocol.
+    Return case -> parameters of its figures: transport, use of NVLS, settings that may slow NCCL and, if NCCL logs them,
+    algorithm and protocol.
     """
     context.set_phase("collective: find what NCCL chooses")
     log = nccl_log.NcclLog(context.work / f"nccl.rank{context.rank}.log")
@@ -239,6 +245,7 @@ def _find_nccl_choices(
                 world_size=context.world_size,
             )
     known = {key: value for key, value in facts.items() if value is not None and key != "channels"}
+    known |= _limiting_settings(context, text)
     if not disabled:
         known["nccl_log"] = "open"  # the log is still enabled, so each latency includes the time to write to it
     return {case: {**known, **choice} for case, choice in choices.items()}
@@ -250,12 +257,28 @@ def all_transports(context: Context, transport: str, key: str) -> str:
     The ranks exchange their transports in the store of the launch under `key`. If only the logs of some ranks state a
     transport, the transport of the other ranks is `unknown`. If no log states one, the result is empty.
     """
-    context.store.set(f"{key}/{context.rank}", transport)
-    context.min_max_over_ranks(1)  # serves as a barrier: afterwards every rank has set its key
-    texts = {context.store.get(f"{key}/{rank}").decode() for rank in range(context.world_size)}
+    texts = _of_all_ranks(context, transport, key)
     if texts == {""}:
         return ""
     return "+".join(sorted({name or "unknown" for text in texts for name in text.split("+")}))
+
+
+def _limiting_settings(context: Context, text: str) -> dict[str, str]:
+    """Return the parameter `nccl_settings`: the settings of any rank that may slow NCCL on a healthy host; empty if none does.
+
+    `text` is the log of this rank. It also has the settings in NCCL's configuration files.
+    """
+    settings = {**os.environ, **nccl_log.parse_settings(text)}
+    own = SEPARATOR.join(f"{name}={value[:LONGEST_SETTING]}" for name, value in settings.items() if slows(name, value))
+    names = {each for texts in _of_all_ranks(context, own, "nccl_settings") for each in texts.split(SEPARATOR) if each}
+    return {"nccl_settings": SEPARATOR.join(sorted(names))} if names else {}
+
+
+def _of_all_ranks(context: Context, text: str, key: str) -> set[str]:
+    """Return the texts of all ranks. The ranks exchange them in the store of the launch under `key`."""
+    context.store.set(f"{key}/{context.rank}", text)
+    context.min_max_over_ranks(1)  # serves as a barrier: afterwards every rank has set its key
+    return {context.store.get(f"{key}/{rank}").decode() for rank in range(context.world_size)}
 
 
 def _measure_in_graph(

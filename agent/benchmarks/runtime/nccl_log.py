@@ -1,4 +1,4 @@
-"""NCCL's debug log: the transport between ranks, and the algorithm and protocol chosen for an operation.
+"""NCCL's debug log: the transport between ranks, the algorithm and protocol chosen for an operation, and NCCL's settings.
 
 NCCL reports these only in its log (NCCL_DEBUG=INFO). Every operation runs once, untimed, with the log enabled. Then the log
 is disabled, because writing a line for each operation would add to the measured latencies.
@@ -91,6 +91,11 @@ def parse_transport(text: str) -> str:
     transports = re.findall(r"Channel .+ via (NET/[^/\n]{1,40}/\S+|\S+)", text)
     names = {re.sub(r"/\d+(\(\d+\))?", "", transport) for transport in transports}
     return "+".join(sorted(re.sub(r"\s+", "_", name) for name in names))
+
+
+def parse_settings(text: str) -> dict[str, str]:
+    """Return the variables that NCCL read from its environment or its configuration files: name -> value."""
+    return dict(re.findall(r"\b(NCCL_\w+) set by environment to (.+?)\.?\s*$", text, re.MULTILINE))
 
 
 def parse_channels(text: str) -> tuple[int, int] | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from collectors.base import Absent, Value, scope
-from collectors.files import MissingError
+from collectors.files import Files, MissingError
 from collectors.host import HostCollector
 from collectors.host.parsing import (
     bracketed_choice,
@@ -25,6 +25,7 @@ from collectors.host.parsing import (
     soft_limit,
     stalled_share,
 )  # fmt: skip
+from collectors.host.processor import usable_processors
 from collectors.virtual import has_hypervisor_flag
 from tests.fakes import host
 
@@ -115,6 +116,7 @@ def test_full_snapshot_adds_slow_readings(tmp_path: Path, healthy: Readings) -> 
         "host.cpu.sockets": 2,
         "host.cpu.cores": 2,
         "host.cpu.threads": 4,
+        "host.cpu.usable": len(os.sched_getaffinity(0)),
         "host.cpu.governor": "performance",
         "host.cpu.clock_allowed": 3800000000,
         "host.cpu.clock_max": 3800000000,
@@ -287,7 +289,10 @@ def test_only_nvidia_gpus_are_counted(tmp_path: Path, gpus: int) -> None:
 
 def test_host_without_sys_and_proc_reports_errors(tmp_path: Path) -> None:
     values = readings(tmp_path, full_snapshot=True)
-    assert [name for name, value in values.items() if not isinstance(value, Absent)] == ["host.cpu.count"]
+    assert [name for name, value in values.items() if not isinstance(value, Absent)] == [
+        "host.cpu.count",
+        "host.cpu.usable",
+    ]
     unsupported = {
         name for name, value in values.items() if isinstance(value, Absent) and value.status == "unsupported"
     }
@@ -461,3 +466,40 @@ def test_hypervisor_flag_is_read_and_cpu_without_flags_raises_an_error() -> None
     assert not has_hypervisor_flag("flags\t: vme no_hypervisor_guard lm\n")
     with pytest.raises(MissingError):
         has_hypervisor_flag("Features\t: has_hypervisor_flag\n")
+
+
+CONTAINER, JOB = "0::/\n", "0::/system.slice/job.scope\n"
+VERSION_1 = "9:cpuset:/\n4:cpu,cpuacct:/slurm/job\n0::/init.scope\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "usable"),
+    [
+        ({}, 8),
+        ({"sys/devices/system/cpu/isolated": "\n"}, 8),
+        ({"sys/devices/system/cpu/isolated": "2-5,7,64-127\n"}, 3),
+        ({"sys/devices/system/cpu/isolated": "0-7\n"}, 1),
+        ({"proc/self/cgroup": CONTAINER, "sys/fs/cgroup/cpu.max": "250000 100000\n"}, 2),
+        ({"proc/self/cgroup": CONTAINER, "sys/fs/cgroup/cpu.max": "50000 100000\n"}, 1),
+        ({"proc/self/cgroup": CONTAINER, "sys/fs/cgroup/cpu.max": "6400000 100000\n"}, 8),
+        ({"proc/self/cgroup": CONTAINER, "sys/fs/cgroup/cpu.max": "max 100000\n"}, 8),
+        ({"proc/self/cgroup": JOB, "sys/fs/cgroup/system.slice/job.scope/cpu.max": "300000 100000\n"}, 3),
+        ({"proc/self/cgroup": JOB, "sys/fs/cgroup/system.slice/cpu.max": "400000 100000\n",
+          "sys/fs/cgroup/system.slice/job.scope/cpu.max": "max 100000\n"}, 4),
+        ({"proc/self/cgroup": JOB, "sys/fs/cgroup/user.slice/cpu.max": "100000 100000\n"}, 8),
+        ({"proc/self/cgroup": VERSION_1, "sys/fs/cgroup/cpu,cpuacct/slurm/job/cpu.cfs_quota_us": "500000\n",
+          "sys/fs/cgroup/cpu,cpuacct/slurm/job/cpu.cfs_period_us": "100000\n"}, 5),
+        ({"proc/self/cgroup": VERSION_1, "sys/fs/cgroup/cpu/slurm/job/cpu.cfs_quota_us": "-1\n",
+          "sys/fs/cgroup/cpu/slurm/job/cpu.cfs_period_us": "100000\n"}, 8),
+        ({"proc/self/cgroup": "0::/../../x\n", "sys/fs/cgroup/cpu.max": "200000 100000\n"}, 2),
+        ({"proc/self/cgroup": CONTAINER, "sys/fs/cgroup/cpu.max": "broken"}, 8),
+    ],
+)  # fmt: skip
+def test_isolated_processors_and_cpu_quotas_limit_the_usable_processors(
+    files: dict[str, str], usable: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    for path, text in files.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    assert usable_processors(Files(tmp_path)) == usable

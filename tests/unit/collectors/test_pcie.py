@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -81,6 +85,7 @@ def test_healthy_gpu_reports_all_readings(root: Path) -> None:
         nic_path="PIX",
         nearest_nics=links.HCAS[1],
         driver="none",
+        permitted=True,
     ) | {("pcie.iommu.group", f"pci={GPU}"): no_group, ("pcie.iommu.type", f"pci={GPU}"): no_group}
 
 
@@ -113,14 +118,67 @@ def test_driver_of_a_gpu_is_read(tmp_path: Path, driver: str) -> None:
     assert readings(tmp_path)["pcie.driver", gpu] == (driver or "none")
 
 
+@pytest.mark.parametrize(
+    ("information", "node", "allowed", "permitted"),
+    [
+        ("Model: \t\t NVIDIA H200\nDevice Minor: \t 5\nGPU Excluded:\t No\n", True, True, True),
+        ("Model: \t\t NVIDIA H200\nDevice Minor: \t 5\nGPU Excluded:\t No\n", True, False, False),
+        ("Device Minor: \t 5\n", False, False, Absent.unsupported("no /dev/nvidia5")),
+        ("", True, False, Absent.unsupported("the driver of NVIDIA does not list the GPU")),
+        ("Model: ?\n", True, False, Absent.error("/proc/driver/nvidia/gpus/{}/information: no line Device Minor")),
+    ],
+)
+def test_permission_to_use_a_gpu_is_read_without_opening_its_device_file(
+    information: str,
+    node: bool,
+    allowed: bool,
+    permitted: bool | Absent,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    links.as_virtual_machine(tmp_path)
+    gpu = next(location for name, location in readings(tmp_path) if name == "pcie.driver")
+    address = gpu.removeprefix("pci=")
+    if information:
+        links.write(tmp_path, f"proc/driver/nvidia/gpus/{address}/information", information)
+    path = tmp_path / "dev/nvidia5"
+    path.parent.mkdir(exist_ok=True)
+    if node:
+        os.mkfifo(path)  # opening it for reading would wait without end
+    access = os.access
+    denied = [] if allowed else [str(path)]
+    monkeypatch.setattr(os, "access", lambda name, mode: access(name, mode) and (not mode or str(name) not in denied))
+    expected = (
+        replace(permitted, reason=permitted.reason.format(address)) if isinstance(permitted, Absent) else permitted
+    )
+    assert readings(tmp_path)["pcie.permitted", gpu] == expected
+
+
+@pytest.mark.skipif(
+    not os.access("/sys/fs/cgroup/devices", os.W_OK), reason="needs the devices controller of cgroup v1"
+)
+def test_device_cgroup_denies_the_access_that_the_collector_asks_for() -> None:
+    """Slurm and systemd deny GPUs in this way. The device is /dev/zero."""
+    group = Path("/sys/fs/cgroup/devices") / f"rackproof-test-{os.getpid()}"
+    group.mkdir()
+    try:
+        (group / "devices.deny").write_text("c 1:5 rwm")
+        code = "import os, pathlib, sys; pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))\n"
+        code += "print([os.access(f'/dev/{name}', os.R_OK | os.W_OK) for name in ('zero', 'null')])"
+        command = [sys.executable, "-c", code, str(group / "cgroup.procs")]
+        assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[False, True]\n"
+    finally:
+        group.rmdir()
+
+
 def test_scrape_omits_the_readings_that_only_full_snapshots_have(root: Path) -> None:
     scrape, snapshot = readings(root, full_snapshot=False), readings(root)
     assert scrape.items() <= snapshot.items()
     assert {name for name, _ in snapshot.keys() - scrape.keys()} == {
         "pcie.acs.enabled", "pcie.acs.redirected", "pcie.bar1.size", "pcie.driver", "pcie.iommu.enabled", "pcie.iommu.group",
         "pcie.iommu.type", "pcie.kind", "pcie.max_payload", "pcie.max_payload_supported", "pcie.max_read_request",
-        "pcie.nearest_nics", "pcie.nic_path", "pcie.numa_node", "pcie.port.address", "pcie.power_state",
-        "pcie.relaxed_ordering.enabled",
+        "pcie.nearest_nics", "pcie.nic_path", "pcie.numa_node", "pcie.permitted", "pcie.port.address",
+        "pcie.power_state", "pcie.relaxed_ordering.enabled",
     }  # fmt: skip
 
 

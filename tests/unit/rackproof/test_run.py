@@ -222,7 +222,7 @@ def test_different_gpu_counts_of_bus_and_driver_are_reported() -> None:
     assert "but the driver reports 8" in gpus(0, 8).disagreement()
     in_container = gpus(8, 2, given=2)
     assert in_container.expected == 2
-    assert in_container.disagreement() == "this container was given 2 of the 8 GPUs on the machine's PCI bus"
+    assert in_container.disagreement() == "this container or job was given 2 of the 8 GPUs on the machine's PCI bus"
     assert gpus(8, 1, given=2).expected == 2
     assert "the driver reports 1" in gpus(8, 1, given=2).disagreement()
 
@@ -254,6 +254,26 @@ def test_device_nodes_are_counted_only_in_a_container(tmp_path: Path) -> None:
     assert readiness.gpus_of(read, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, tmp_path) == gpus(8, 2, given=2)
     (tmp_path / ".dockerenv").touch()
     assert readiness.gpus_of(read, {}, tmp_path) == gpus(8, 2, given=2)
+
+
+def test_gpus_that_a_job_may_not_use_are_not_expected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "dev").mkdir()
+    for number in range(8):
+        (tmp_path / f"dev/nvidia{number}").touch()
+    access, denied = os.access, [str(tmp_path / f"dev/nvidia{number}") for number in range(4)]
+    monkeypatch.setattr(os, "access", lambda path, mode: access(path, mode) and (not mode or str(path) not in denied))
+    some = readiness.gpus_of({"gpu.pci_count": 8, "gpu.count": 4}, {}, tmp_path)
+    assert (some.expected, some.disagreement()) == (
+        4,
+        "this container or job was given 4 of the 8 GPUs on the machine's PCI bus",
+    )
+    lost = readiness.gpus_of({"gpu.pci_count": 8, "gpu.count": 3}, {}, tmp_path)
+    assert lost.expected == 4
+    denied += [str(tmp_path / f"dev/nvidia{number}") for number in range(4, 8)]
+    reason = readiness.reason_without_gpus(readiness.gpus_of({"gpu.pci_count": 8, "gpu.count": 0}, {}, tmp_path))
+    assert reason.startswith(
+        "8 NVIDIA GPUs are present but the driver reports none: this session may not use /dev/nvidia*"
+    )
 
 
 # --- the environment

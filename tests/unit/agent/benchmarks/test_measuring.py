@@ -14,12 +14,14 @@ import torch
 import torch.distributed as dist
 
 from agent.benchmarks.__main__ import take_device
+from agent.benchmarks.collectives import collective
 from agent.benchmarks.compute import digest, gemm, stress
 from agent.benchmarks.links import group_copy, peer_copy
 from agent.benchmarks.runner import _check_readiness, run_all
 from agent.benchmarks.runtime import nccl_log
 from agent.benchmarks.runtime.context import Context
 from agent.benchmarks.runtime.nccl import error_text
+from agent.run import preflight
 from agent.run.work_directory import read_excluded_ranks
 from agent.sampling.statistics import interval, summarize
 from agent.sampling.telemetry import Telemetry
@@ -415,6 +417,44 @@ def test_nccl_log_is_parsed() -> None:
 def test_transport_is_read_without_device_numbers_and_spaces(logged: str, transport: str) -> None:
     line = f"h1:9:12 [0] NCCL INFO Channel 00/0 : 2[0] -> 0[0] [send] via {logged}\n"
     assert nccl_log.parse_transport(line + line) == transport
+
+
+def test_settings_are_read_from_the_nccl_log() -> None:
+    log = """\
+h1:9:9 [0] NCCL INFO NCCL_SOCKET_IFNAME set by environment to eth0
+h1:9:12 [0] NCCL INFO NCCL_MAX_NCHANNELS set by environment to 2.
+h1:9:12 [0] NCCL INFO TUNER/Plugin: Could not find: libnccl-tuner.so
+h1:9:12 [0] NCCL INFO NCCL_ALGO set by environment to ring,tree
+h1:9:12 [0] NCCL INFO NCCL_P2P_LEVEL set by environment to LOC
+"""
+    assert nccl_log.parse_settings(log) == {
+        "NCCL_SOCKET_IFNAME": "eth0",
+        "NCCL_MAX_NCHANNELS": "2",
+        "NCCL_ALGO": "ring,tree",
+        "NCCL_P2P_LEVEL": "LOC",
+    }
+    assert nccl_log.parse_settings(NCCL_2_28) == {}
+
+
+def test_settings_of_all_ranks_that_slow_nccl_become_a_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other rank has a setting of its own. Settings that do not slow NCCL are left out."""
+    for name in (*preflight.SLOWING, *preflight.LEAST):
+        monkeypatch.delenv(name, raising=False)
+    store = {"nccl_settings/1": b"NCCL_BUFFSIZE=65536; NCCL_PROTO=LL"}
+    context = SimpleNamespace(
+        rank=0,
+        world_size=2,
+        store=SimpleNamespace(set=lambda key, text: store.update({key: text.encode()}), get=store.__getitem__),
+        min_max_over_ranks=lambda number: (number, number),
+    )
+    monkeypatch.setenv("NCCL_MAX_NCHANNELS", "2")
+    monkeypatch.setenv("NCCL_MIN_NCHANNELS", "2")
+    log = "NCCL INFO NCCL_PROTO set by environment to LL\nNCCL INFO NCCL_DEBUG set by environment to INFO\n"
+    limits = collective._limiting_settings(context, log)  # type: ignore[arg-type]
+    assert limits == {"nccl_settings": "NCCL_BUFFSIZE=65536; NCCL_MAX_NCHANNELS=2; NCCL_PROTO=LL"}
+    monkeypatch.delenv("NCCL_MAX_NCHANNELS")
+    store["nccl_settings/1"] = b""
+    assert collective._limiting_settings(context, "") == {}  # type: ignore[arg-type]
 
 
 def test_unknown_parts_of_an_nccl_log_are_ignored() -> None:

@@ -326,6 +326,8 @@ SLOWING = {
     "NCCL_P2P_DISABLE": "1",
     "NCCL_SHM_DISABLE": "1",
     "NVIDIA_TF32_OVERRIDE": "0",
+    "NCCL_PROTO": "LL",
+    "NCCL_MAX_NCHANNELS": "2",
 }
 
 

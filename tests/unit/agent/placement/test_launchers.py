@@ -377,6 +377,26 @@ def test_openmp_binds_ranks_only_if_the_operator_of_the_run_says_so(
     assert int(output) == len(os.sched_getaffinity(0))
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
+@pytest.mark.parametrize("step", ["snapshot", "launch"])
+def test_process_that_was_bound_to_one_processor_measures_with_all(step: str, tmp_path: Path) -> None:
+    """CPUAffinity= of systemd, isolcpus and mpirun bind a process, but do not forbid other processors."""
+    plan = builders.plan("h1", rackproof_gang="none")
+    run = HostRun.begin(tmp_path, "h1", json.dumps(to_json(plan)))
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        if step == "launch":
+            stage.run_launch(run, LaunchRequest(stage=plan.stage("benchmark"), members=("h1",)))
+        else:
+            (snapshot,) = stage.record_snapshot(run, "preflight", once=True).snapshots
+            counts = [metric.values for metric in snapshot.metrics if metric.name == "host.cpu.count"]
+            assert counts == [{"host": len(os.sched_getaffinity(0))}]
+        assert os.sched_getaffinity(0) >= before
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 @pytest.mark.parametrize("interface", ["", "eth0"])
 @pytest.mark.parametrize("hosts", [["h1"], ["h1", "h2"]], ids=["alone", "together"])
 def test_launch_command_matches_the_golden_file(

@@ -13,7 +13,7 @@ from fleet.judge.criteria import read_packs
 from fleet.judge.evidence import Evidence
 from fleet.judge.host_view import HostView
 from fleet.judge.judge import judge
-from fleet.judge.missing import BUS, DRIVER, SlotMap
+from fleet.judge.missing import BUS, DENIED, DRIVER, PERMITTED, SlotMap
 from fleet.report.tables.summary_text import render_screen
 from fleet.simulate.fleet import Fleet, place_faults, write_run
 from schemas.baselines import HOST, HostBaseline, PartBaseline
@@ -232,6 +232,28 @@ def test_driver_of_a_missing_gpu_is_named_only_if_the_gpu_is_bound_to_a_driver_o
     assert count.action == action
     text = f"the GPU at PCI 0000:01:00.0 is bound to the driver {driver}"
     assert (text in count.detail) is (action == "configure")
+
+
+@pytest.mark.parametrize(
+    ("denied", "action"),
+    [([1, 2], "configure"), ([1], "inspect_hardware"), ([], "inspect_hardware"), ([0, 3], "inspect_hardware")],
+)
+def test_gpus_that_the_agent_may_not_use_are_no_fault_of_the_gpus(denied: list[int], action: str) -> None:
+    permitted = {f"pci=0000:{slot:02}:00.0": slot not in denied for slot in ALL}
+    metric = Metric(name=PERMITTED, unit="1", values=permitted)
+    result = add_metrics(host_with_slots("h2", [0, 3], on_bus=[1, 2]), metric)
+    (count,) = [item for item in findings(h2=result) if item.name == DRIVER]
+    assert (count.verdict, count.action) == (FAIL, action)
+    both = f"each GPU at PCI 0000:01:00.0, 0000:02:00.0 {DENIED}"
+    assert (both in count.detail) is (denied == [1, 2])
+
+
+def test_host_whose_gpus_are_all_denied_is_to_be_configured() -> None:
+    metric = Metric(name=PERMITTED, unit="1", values={f"pci=0000:{slot:02}:00.0": False for slot in ALL})
+    result = add_metrics(host_with_slots("h2", [], on_bus=ALL), metric)
+    (count,) = [item for item in findings(h2=result) if item.name == DRIVER]
+    assert (count.verdict, count.value, count.action) == (FAIL, 0, "configure")
+    assert DENIED in count.detail
 
 
 def test_action_is_to_configure_only_if_the_log_names_a_setting_for_every_missing_gpu() -> None:

@@ -14,7 +14,7 @@ from fleet.judge.criteria import Criterion
 from fleet.judge.evidence import Evidence, Planned
 from fleet.judge.gather import Gatherer, gather
 from fleet.judge.host_view import HostView
-from fleet.judge.paths import CHECK_NVLS, is_bandwidth, path_of, with_slow_path
+from fleet.judge.paths import CHECK_NVLS, is_bandwidth, path_of, with_nccl_settings, with_slow_path
 from schemas.records import ERROR, MEASURED, Observation
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 from tests import builders
@@ -231,3 +231,50 @@ def test_missing_nvls_is_reported_with_what_to_check() -> None:
 def test_verdict_on_a_host_without_a_record_is_unchanged() -> None:
     no_host = HostView(PLAN, PLAN.hosts[0], Evidence(), [pack(ACCESS)])
     assert with_slow_path(no_host, slow_collective(), [], set()) == slow_collective()
+
+
+def limited_collective(stage: str = "benchmark", **params: Any) -> Observation:
+    """Return a bandwidth that was measured while settings limited NCCL."""
+    params = {"nccl_settings": "NCCL_MAX_NCHANNELS=2; NCCL_PROTO=LL", **params}
+    return builders.observation("collective.all_reduce.busbw", 1.0, stage=stage, size_bytes=8, **params)
+
+
+@pytest.mark.parametrize(
+    ("name", "operator", "unit"),
+    [
+        ("collective.all_reduce.busbw", "ge", "B/s"),
+        ("collective.all_reduce.latency", "le", "s"),
+        ("collective.all_reduce.graph_latency", "le", "s"),
+        ("model_parallel.throughput", "ge", "tokens/s"),
+        ("pairs.bandwidth", "ge", "B/s"),
+    ],
+)
+def test_slow_communication_with_settings_that_limit_nccl_names_them(name: str, operator: str, unit: str) -> None:
+    verdict = slow_collective(name=name, operator=operator, unit=unit)
+    explained = with_nccl_settings(host_view(limited_collective()), verdict, [verdict])
+    assert explained.action == "configure"
+    assert explained.reason.startswith("NCCL is limited by NCCL_MAX_NCHANNELS=2; NCCL_PROTO=LL: remove the setting")
+
+
+@pytest.mark.parametrize(
+    ("observed", "changes"),
+    [
+        (limited_collective(), {"name": "collective.all_reduce.wrong_elements", "operator": "eq", "unit": "1"}),
+        (limited_collective(), {"name": "gemm.throughput", "operator": "ge", "unit": "FLOP/s"}),
+        (limited_collective(), {"verdict": PASS}),
+        (limited_collective(), {"verdict": INCONCLUSIVE}),
+        (limited_collective("gang"), {}),
+        (builders.observation("collective.all_reduce.busbw", 1.0, size_bytes=8), {}),
+    ],
+)
+def test_other_verdicts_are_not_explained_by_settings_of_nccl(observed: Observation, changes: dict[str, Any]) -> None:
+    verdict = slow_collective(**{"operator": "ge", "unit": "B/s", **changes})
+    assert with_nccl_settings(host_view(observed), verdict, [verdict]) == verdict
+
+
+def test_bad_link_keeps_the_action_in_spite_of_settings_of_nccl() -> None:
+    verdict = slow_collective(operator="ge", unit="B/s")
+    link = slow_collective(name="gpu.nvlink.active_links")
+    explained = with_nccl_settings(host_view(limited_collective()), verdict, [verdict, link])
+    assert explained.action == "reseat"
+    assert "NCCL_PROTO=LL" in explained.reason
