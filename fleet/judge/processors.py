@@ -18,6 +18,8 @@ BOUND = ("checkpoint.", "dataloader.", "host_compute.", "host_memory.", "kernel_
 """Prefixes of figures that depend on the number of processors."""
 NODES = "host_memory.nodes"
 """The number of NUMA nodes with processors that the agent could use."""
+MOST = 0.9
+"""With at least this share of the processors, a speed that depends on them loses too little to miss a limit."""
 MIN_PER_GPU = 2
 """With fewer processors for each GPU under test, every speed may be low, because a GPU waits for the process that launches its
 work."""
@@ -34,6 +36,8 @@ def with_processor_limit(view: HostView, verdict: Verdict) -> Verdict:
     if not limit:
         return verdict
     usable, online = limit
+    if is_speed(verdict) and usable >= MOST * online:
+        return verdict
     if not verdict.name.startswith((*BOUND, COUNT)) and usable >= MIN_PER_GPU * len(view.host.devices):
         return verdict
     text = (
