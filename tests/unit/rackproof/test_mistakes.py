@@ -120,6 +120,41 @@ def test_terminal_without_utf_8_gets_escaped_characters(encoding: str) -> None:
     assert rb"\u2265" in done.stdout
 
 
+@pytest.mark.parametrize("buffering", ["", "1"])
+@pytest.mark.parametrize(
+    ("arguments", "redirection", "code"),
+    [
+        *(
+            (verb, closed, 0)
+            for verb in ("report {run}", "version")
+            for closed in (">&-", "2>&-", "<&-", "<&- >&- 2>&-")
+        ),
+        *((words, closed, 0) for words in ("--version", "--help", "report {run} --json") for closed in (">&-", "2>&-")),
+        *(
+            (words, ">/dev/full", 2)
+            for words in ("--version", "--help", "help report", "version", "report {run} --json")
+        ),
+        ("report {run}", "2>/dev/full", 0),
+        ("report nosuch", "2>/dev/full", 2),
+        ("report nosuch", "2>&-", 2),
+        ("nosuch", "2>&-", 64),
+        ("report --jsno", "2>&- >&-", 64),
+        ("report {run} --json", "| true; exit ${PIPESTATUS[0]}", 2),
+        ("report {run} --json", "2>&- | head -c 1 >/dev/null; exit ${PIPESTATUS[0]}", 0),
+    ],
+)
+def test_closed_and_full_standard_streams_give_no_traceback_and_no_verdict(
+    reported_run: Path, arguments: str, redirection: str, code: int, buffering: str
+) -> None:
+    """Exit code 1 would mean that the run is rejected. Python would exit with 120 if it cannot write the rest of the output."""
+    command = f"{sys.executable} {ROOT / 'rackproof'} {arguments.format(run=reported_run)} {redirection}"
+    environment = {**os.environ, "PYTHONUNBUFFERED": buffering}
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
 @pytest.mark.parametrize(("minor", "code"), [(10, 2), (11, 0)])
 def test_make_creates_a_virtual_environment_only_with_python_3_11_or_newer(
     tmp_path: Path, minor: int, code: int
