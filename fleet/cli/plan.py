@@ -64,6 +64,8 @@ def call(options: argparse.Namespace) -> int:
     """Run the verb."""
     if bool(options.inventory) == bool(options.hosts):
         raise UsageError("give the hosts to plan for: either -i with an inventory, or --hosts with their names")
+    if options.inventory:
+        command_line.refuse_with_inventory(options)
     hosts = command_line.hosts_of_options(options) if options.hosts else _hosts(options.inventory)
     directory = options.run_dir
     store, runs = _earlier_runs(options.history, next(iter(hosts.values())))
