@@ -352,15 +352,15 @@ def _as_text(where: str, error: ValidationError) -> str:
     name = where.rpartition(".")[2]
     if text.lower() in ("true", "false") or text.isdecimal():
         return f": -e {name}={text} passes text; use -e '{{\"{name}\": {text.lower()}}}', or remove the quotes in YAML"
-    remedy = number_for_yaml(text)
-    return f": {remedy}" if remedy else ""
+    number = number_for_yaml(text)
+    return f": YAML reads it as text; write {number}" if number else ""
 
 
 def number_for_yaml(text: str) -> str:
-    """Return the remedy for a number such as 4e12, which YAML reads as text; empty if the text is no such number."""
+    """Return a number such as 4e12, which YAML reads as text, as YAML reads it as a number; empty if it is no such number."""
     if number := _EXPONENTIAL.fullmatch(text):
         # YAML 1.1 needs both a dot and a sign.
-        return f"YAML reads it as text; write {number[1]}{number[2] or '.0'}e{number[3] or '+'}{number[4]}"
+        return f"{number[1]}{number[2] or '.0'}e{number[3] or '+'}{number[4]}"
     return ""
 
 
