@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import gc
 import importlib
@@ -95,22 +96,57 @@ def main(arguments: list[str] | None = None) -> int:
     Raises:
         SystemExit: for `--help` and `--version`, for wrong usage, or if a package that the verb needs is missing.
     """
-    try:
-        return _main(arguments)
-    except KeyboardInterrupt:
-        print(
-            "rackproof: interrupted; every file that was written is complete",
-            file=sys.stderr,
-        )
-        return INTERRUPTED
-
-
-def _main(arguments: list[str] | None) -> int:
     if is_process := arguments is None:
+        _open_missing_streams()
+    try:
+        try:
+            code = _run_verb(sys.argv[1:] if arguments is None else arguments, is_process=is_process)
+        except SystemExit:  # a text such as that of `--help` was printed
+            sys.stdout.flush()
+            raise
+        sys.stdout.flush()  # here, because an error at the exit of Python would replace the exit code by 120
+        return code
+    except KeyboardInterrupt:
+        _print_error("rackproof: interrupted; every file that was written is complete")
+        return INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - after a traceback Python exits with 1, which here means `rejected`
+        return _report_error(error)
+    finally:
+        _discard_unwritable_output()
+
+
+def _open_missing_streams() -> None:
+    """Open /dev/null for each standard stream that the caller closed, as the shell does with `>&-`.
+
+    Python sets such a stream to None. Otherwise the next file that is opened would get its number, and child processes would
+    print into that file.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - open until the process ends
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
+
+
+def _discard_unwritable_output() -> None:
+    """Discard output that cannot be written, such as that to a closed pipe. With it, Python would exit with 120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _print_error(text: str) -> None:
+    with contextlib.suppress(OSError):  # standard error may be on a full disk; the exit code still tells what happened
+        print(text, file=sys.stderr)
+
+
+def _run_verb(arguments: list[str], *, is_process: bool) -> int:
+    if is_process:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")  # the output may have ≥, which some encodings lack
         gc.disable()  # until all imports are done: garbage collection takes a twelfth of the start-up time and frees nothing
-    arguments = sys.argv[1:] if arguments is None else arguments
     verb = next((word for word in arguments if not word.startswith("-")), "")
     parser = build_parser(verb)
     if is_process:
@@ -121,10 +157,7 @@ def _main(arguments: list[str] | None) -> int:
         parser.print_help()
         return UsageError.exit_code
     configure_logging()
-    try:
-        return int(options.call(options))
-    except Exception as error:  # noqa: BLE001 - after a traceback Python exits with 1, which here means `rejected`
-        return _report_error(error)
+    return int(options.call(options))
 
 
 class MainParser(Parser):
@@ -195,20 +228,19 @@ def _missing_package(error: ImportError) -> str:
 def _report_error(error: Exception) -> int:
     """Print what went wrong and return the exit code. If the reader of standard output closed the pipe, print nothing."""
     if isinstance(error, RackproofError):
-        print(printable(f"rackproof: {error}{_remedy(error.__cause__)}"), file=sys.stderr)
+        _print_error(printable(f"rackproof: {error}{_remedy(error.__cause__)}"))
         return error.exit_code
     if isinstance(error, BrokenPipeError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return TROUBLE
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
-        print(printable(f"rackproof: {where}{error.strerror or error}{_remedy(error)}"), file=sys.stderr)
+        _print_error(printable(f"rackproof: {where}{error.strerror or error}{_remedy(error)}"))
         return TROUBLE
     if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] not in PACKAGES:
-        print(f"rackproof: {_missing_package(error)}", file=sys.stderr)
+        _print_error(f"rackproof: {_missing_package(error)}")
         return TROUBLE
-    traceback.print_exception(error)
-    print("rackproof: this is a bug in Rackproof; please report it with the traceback above", file=sys.stderr)
+    _print_error("".join(traceback.format_exception(error)).rstrip())
+    _print_error("rackproof: this is a bug in Rackproof; please report it with the traceback above")
     return DEFECT
 
 

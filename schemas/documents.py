@@ -42,8 +42,12 @@ MAX_BYTES = 8_000_000
 16 GPUs about 1.5 MB."""
 MAX_DEPTH = 12
 """Maximum number of nested levels of a document."""
+FORM = "x-form"
+"""Keyword next to a `pattern`: the form that the pattern allows, in words that follow "write". Every pattern for files that
+operators write has it."""
 _DEVICES = Path("/dev")
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_EXPONENTIAL = re.compile(r"([0-9]+)(\.[0-9]*)?[eE]([+-]?)([0-9]+)")
 _USER_INFO = re.compile("//.*@")
 """User name and password in a URL, which messages must not repeat."""
 _CODES = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -301,15 +305,46 @@ def explain(error: ValidationError) -> str:
         if error.instance is None:
             return f"{where}: no value: give {kinds}"
         return f"{where}: {repr(error.instance)[:150]} is not {kinds}{_as_text(where, error)}"
-    about = str(error.schema.get("description", "")) if isinstance(error.schema, dict) else ""
-    if error.validator == "pattern" and about:
-        return f"{where}: {_USER_INFO.sub('//***@', repr(error.instance))}: {about}"
+    if error.validator == "pattern" and isinstance(error.schema, dict) and FORM in error.schema:
+        shown = _USER_INFO.sub("//***@", repr(error.instance))[:150]
+        return f"{where}: {shown} has the wrong form: write {error.schema[FORM]}"
+    if error.validator in ("oneOf", "anyOf"):
+        return _explain_alternatives(where, error)
+    if error.schema is False:
+        return f"{where}: {repr(error.instance)[:150]} is not allowed here: remove it"
     return f"{where}: {error.message[:200]}{_as_text(where, error)}"
 
 
+def _explain_alternatives(where: str, error: ValidationError) -> str:
+    """Return the message for a value that does not match exactly one (oneOf) or at least one (anyOf) of several schemas."""
+    schemas = cast("list[Any]", error.validator_value)
+    keys = [schema["required"][0] for schema in schemas if [*schema] == ["required"]]
+    if len(keys) == len(schemas):
+        given = [key for key in keys if isinstance(error.instance, dict) and key in error.instance]
+        if given:
+            return f"{where}: has {' and '.join(given)}: keep only one of them"
+        number = "one" if error.validator == "oneOf" else "at least one"
+        return f"{where}: has none of {', '.join(keys)}: add {number} of them"
+    # A schema of another type than the value says nothing about what is wrong with it.
+    context = error.context or []
+    others = {item.schema_path[0] for item in context if not item.path and item.validator in ("type", "enum", "const")}
+    if alike := [item for item in context if item.schema_path[0] not in others]:
+        return explain(max(alike, key=lambda item: len(item.path)))
+    wanted = [str(word) for schema in schemas for word in schema.get("enum", [_kind(schema)])]
+    return f"{where}: {repr(error.instance)[:150]} is not {' or '.join(wanted)}{nearest(str(error.instance), wanted)}"
+
+
+def _kind(schema: Mapping[str, Any]) -> str:
+    """Return the name of the type that a schema asks for; for a mapping, also its keys."""
+    keys = ", ".join(schema.get("properties", {}))
+    return f"{_KINDS.get(str(schema.get('type')), 'another value')}{f' of {keys}' if keys else ''}"
+
+
 def _as_text(where: str, error: ValidationError) -> str:
-    """Return the remedy for a whole number that was written as 8.0, or for a number or a flag that was passed as text."""
+    """Return the remedy for a scalar of the wrong type: 8.0 for a whole number, text for a number or flag, or the reverse."""
     wanted, text = error.validator_value, error.instance
+    if error.validator == "type" and wanted == "string" and isinstance(text, bool | int | float):
+        return ": write it in quotes"
     if wanted == "integer" and isinstance(text, float) and text.is_integer():
         return f": write {text:.0f}"
     if error.validator != "type" or not isinstance(text, str) or wanted not in ("integer", "number", "boolean"):
@@ -317,9 +352,15 @@ def _as_text(where: str, error: ValidationError) -> str:
     name = where.rpartition(".")[2]
     if text.lower() in ("true", "false") or text.isdecimal():
         return f": -e {name}={text} passes text; use -e '{{\"{name}\": {text.lower()}}}', or remove the quotes in YAML"
-    if number := re.fullmatch(r"([0-9]+)(\.[0-9]*)?[eE]([+-]?)([0-9]+)", text):
+    number = number_for_yaml(text)
+    return f": YAML reads it as text; write {number}" if number else ""
+
+
+def number_for_yaml(text: str) -> str:
+    """Return a number such as 4e12, which YAML reads as text, as YAML reads it as a number; empty if it is no such number."""
+    if number := _EXPONENTIAL.fullmatch(text):
         # YAML 1.1 needs both a dot and a sign.
-        return f": YAML reads it as text; write {number[1]}{number[2] or '.0'}e{number[3] or '+'}{number[4]}"
+        return f"{number[1]}{number[2] or '.0'}e{number[3] or '+'}{number[4]}"
     return ""
 
 

@@ -41,6 +41,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def _stop(options: argparse.Namespace) -> int:
+    if options.end and not options.run_dir and not options.take_over:
+        return fail("--end without --run-dir: name the run whose stage is to end")
     state, run_id = options.directory.absolute().parent, options.run_dir.name if options.run_dir else ""
     claim = lease.load_claim(options.claim, run_id, options.directory) if options.claim else None
     other = lease.held_by_other(state, run_id, by=claim)

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fleet.baseline.accept import Approval, PartKey, accept, key
+from fleet.cli.modes import call_in_mode
 from fleet.planning.test_selection import skipped_tests
 from fleet.progress import progress_bar
 from fleet.quantities import counted, quantity
@@ -70,7 +71,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "CPUs; `simulated`: from runs that rackproof simulate wrote (default: %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(call=call)
+    accept_only = dict.fromkeys(("by", "why", "replace", "criteria", "waivers"), "accept")
+    modes = {**accept_only, "kind": "show list", "names": "accept show"}
+    parser.set_defaults(call=call_in_mode(call, parser, modes))
 
 
 def call(options: argparse.Namespace) -> int:

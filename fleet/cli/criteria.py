@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fleet.advisories.rebuild import rebuild
+from fleet.cli.modes import call_in_mode
 from fleet.criteria_lint.lint import lint
 from fleet.history.database import History
 from fleet.history.index import DEFAULT, KINDS
@@ -85,7 +86,16 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     criteria.add_argument("--false-alarm", type=_probability, default=MAX_FALSE_ALARM,
                           help="propose: highest probability with which a healthy part fails a proposed limit "
                           "(default: %(default)s)")  # fmt: skip
-    criteria.set_defaults(call=call)
+    modes = {
+        "packs": "lint list alerts",
+        "all": "list",
+        "json": "list versions",
+        "markdown": "list",
+        "runbook": "alerts",
+        "rebuild": "versions",
+        **dict.fromkeys(("history", "kind", "model", "power", "false_alarm"), "propose"),
+    }
+    criteria.set_defaults(call=call_in_mode(call, criteria, modes))
 
 
 def _probability(text: str) -> float:

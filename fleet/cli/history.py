@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.cli.history_output import print_answer, print_rows
+from fleet.cli.modes import call_in_mode
 from fleet.history.answer import Answer
 from fleet.history.clocks import clock_notes
 from fleet.history.database import History
@@ -80,7 +81,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     verb.add_argument(
         "--model",
         default="",
-        help="figure: GPU model, such as 'NVIDIA H200'; import: model for a file that does not name one",
+        help="figure, import: GPU model, such as 'NVIDIA H200'; import uses it for a file that does not name one",
     )
     verb.add_argument(
         "--value",
@@ -102,7 +103,17 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     form.add_argument("--json", action="store_true", help="print JSON")
     form.add_argument("--csv", action="store_true", help="print CSV")
     add_color_option(verb)
-    verb.set_defaults(call=call)
+    modes = {
+        "names": "import part figure page metrics sql",
+        **dict.fromkeys(("settings", "stage", "value", "all"), "figure"),
+        "model": "figure import",
+        "values": "part",
+        "criteria": "import",
+        "waivers": "import",
+        "json": "import part figure lemons drivers racks sql",
+        "csv": "part figure lemons drivers racks sql",
+    }
+    verb.set_defaults(call=call_in_mode(call, verb, modes))
 
 
 def call(options: argparse.Namespace) -> int:
@@ -110,7 +121,6 @@ def call(options: argparse.Namespace) -> int:
     if options.what == "import":
         return _import(options)
     if options.what == "merge":
-        _no_names(options)
         read = read_index(options.history, options.kind)
         if read is None:
             raise UsageError(f"history merge: no history of kind {options.kind} in {options.history}")
@@ -161,11 +171,6 @@ def _now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _no_names(options: argparse.Namespace) -> None:
-    if options.names:
-        raise UsageError(f"history {options.what}: unexpected argument: {options.names[0]}")
-
-
 def _one_name(options: argparse.Namespace, what: str) -> str:
     if len(options.names) != 1 or not str(options.names[0]).strip():
         raise UsageError(f"history {options.what}: give {what}")
@@ -191,7 +196,6 @@ def _figure(history: History, options: argparse.Namespace) -> Answer:
 
 def _without_name(answer: Callable[[History], Answer]) -> Callable[[History, argparse.Namespace], Answer]:
     def ask(history: History, options: argparse.Namespace) -> Answer:
-        _no_names(options)
         return answer(history)
 
     return ask

@@ -17,6 +17,7 @@ from fleet.inventory.ansible import Variables, check_listing, read_inventory
 from fleet.planning.begin import begin
 from fleet.planning.duration import earlier_durations, estimate_duration, past_run
 from fleet.planning.plan_run import PlanRequest, plan_run
+from fleet.planning.playbook_profiles import PLAYBOOKS
 from fleet.planning.test_selection import PastRun, selection_table
 from fleet.quantities import counted
 from fleet.records.newest import RUNS
@@ -44,6 +45,11 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     command_line.add_options(plan)
     plan.add_argument("--profile", help="profile (default: the inventory's rackproof_profile, else standard)")
+    plan.add_argument(
+        "--playbook",
+        choices=PLAYBOOKS,
+        help="refuse a profile that this playbook does not run (the playbook gives this option)",
+    )
     plan.add_argument("--run-dir", type=Path, help="begin or resume a run in this directory, whose name is the run id")
     plan.add_argument(
         "--budget",
@@ -64,6 +70,8 @@ def call(options: argparse.Namespace) -> int:
     """Run the verb."""
     if bool(options.inventory) == bool(options.hosts):
         raise UsageError("give the hosts to plan for: either -i with an inventory, or --hosts with their names")
+    if options.inventory:
+        command_line.refuse_with_inventory(options)
     hosts = command_line.hosts_of_options(options) if options.hosts else _hosts(options.inventory)
     directory = options.run_dir
     store, runs = _earlier_runs(options.history, next(iter(hosts.values())))
@@ -73,6 +81,7 @@ def call(options: argparse.Namespace) -> int:
         history=runs,
         stored=partial(_stored_runs, store) if store else None,
         run_dir=directory,
+        playbook=options.playbook,
     )
     plan = plan_run(hosts, request, datetime.now(UTC))
     runs = runs or (directory.parent if directory else RUNS)

@@ -73,6 +73,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def call(options: argparse.Namespace) -> int:
     """Run the verb."""
     if options.planted_faults:
+        ignored = {"--pool": options.pool, "--markdown": options.markdown, "--criteria": options.criteria}
+        if given := [name for name, value in ignored.items() if value]:
+            raise UsageError(f"{given[0]} has no effect on --planted-faults: leave out one of the two")
         return _print_planted_faults(options)
     if options.profile:
         raise UsageError("--profile applies only to --planted-faults: give --planted-faults too")

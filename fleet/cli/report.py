@@ -21,7 +21,7 @@ from fleet.report.terminal import add_color_option, has_colour, width_of
 from fleet.report.workers import gc_off
 from fleet.signature.signing import warn_if_changed
 from schemas import documents, quick
-from schemas.errors import writing
+from schemas.errors import UsageError, writing
 from schemas.records import to_json
 from schemas.reports import FleetReport
 from schemas.run_directory import RunDirectory
@@ -58,6 +58,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def call(options: argparse.Namespace) -> int:
     """Run the verb."""
     flags = formats.flags_of(options)
+    _refuse_ignored(options, flags)
     options.run_dir = run_or_newest(options.run_dir)
     _note_in_progress(options.run_dir)
     if getattr(
@@ -84,6 +85,12 @@ def call(options: argparse.Namespace) -> int:
     if note := warn_if_changed(options.run_dir):
         print(f"rackproof: {note}", file=sys.stderr)
     return EXIT_CODES[report.decision]
+
+
+def _refuse_ignored(options: argparse.Namespace, flags: frozenset[str]) -> None:
+    """Raise UsageError if an option is given that has no effect with --host, which writes one page only."""
+    if getattr(options, "host", None) and flags:
+        raise UsageError(f"{min(flags)} has no effect with --host: leave out one of the two")
 
 
 def _judge_and_write(

@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+from fleet.cli.modes import call_in_mode
 from fleet.integrations.scheduler import DRAINED, are_nodes, drain_or_ask, guard, notes, resume_all
 from fleet.integrations.schedulers import KINDS
 from schemas import documents
@@ -52,7 +53,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         action="store_true",
         help="ask, drain: print a JSON object: host -> why it is in use or could not be drained",
     )
-    verb.set_defaults(call=call)
+    modes = {**dict.fromkeys(("kind", "words", "json"), "ask drain"), "wait": "drain", "when_finished": "resume"}
+    verb.set_defaults(call=call_in_mode(call, verb, modes))
 
 
 def call(options: argparse.Namespace) -> int:

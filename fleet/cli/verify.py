@@ -14,6 +14,7 @@ from fleet.records.load import require_run
 from fleet.report.formatting import clean
 from fleet.report.judge_run import judge_report
 from fleet.signature import signing
+from schemas.errors import UsageError
 
 MOST_LINES = 20
 RESULTS = {
@@ -52,6 +53,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def call(options: argparse.Namespace) -> int:
     """Run the verb."""
+    if options.no_judge and (given := "--criteria" if options.criteria else "--waivers" if options.waivers else ""):
+        raise UsageError(f"{given} has no effect with --no-judge: leave out one of the two")
     require_run(options.run_dir)
     with progress_bar(sys.stderr):
         result = signing.verify(

@@ -17,7 +17,7 @@ from fleet.judge.criteria import MODEL, Criterion, Pack, name_matches, with_data
 from fleet.judge.finding import CEILINGS, FLOORS, Finding, finding_on, use_one_of
 from schemas.benchmarks import Benchmark, Output
 from schemas.catalogue import BENCHMARKS, DURATION
-from schemas.documents import nearest
+from schemas.documents import nearest, number_for_yaml
 from schemas.readings import READINGS
 from schemas.records import Value
 from schemas.stages import BENCHMARK, GANG, PREFLIGHT, SOAK
@@ -59,6 +59,8 @@ TEXTS = frozenset({"collective.transport", "digest.value", "pulse.wave"})
 LEAST_OF_EXPECTED = 0.75
 """Lowest floor (lower limit) that the lint accepts, as a share of the expected value. The highest ceiling (upper limit) is
 2 - LEAST_OF_EXPECTED = 1.25 times the expected value."""
+MAX_FRACTION = 10
+"""A higher fraction is taken for a percentage: no limit is more than ten times the expected value (VARYING)."""
 VARYING = {
     "local_storage.": (0.2, 10.0),
     "shared_storage.": (0.2, 10.0),
@@ -211,6 +213,9 @@ def _check_contract(criterion: Criterion) -> Iterator[Finding]:
 def _check_type(criterion: Criterion) -> Iterator[Finding]:
     """Check that the limit has the observation's type and that the operator can compare it."""
     value, name = criterion.value, criterion.name
+    if isinstance(value, str) and name not in TEXTS and (written := number_for_yaml(value)):
+        yield finding_on(criterion, value, "YAML reads it as text", f"write {written}")
+        return
     if isinstance(value, str | bool) and criterion.operator != "eq":
         kind = "text" if isinstance(value, str) else "true and false"
         yield finding_on(
@@ -242,6 +247,10 @@ def _check_distance(criterion: Criterion) -> Iterator[Finding]:
 def _check_expectation(criterion: Criterion) -> Iterator[Finding]:
     """Check that the limit is near the expected value, which is a figure in the pack or the inventory, or the fleet's median."""
     fraction = criterion.fraction if criterion.fleet_fraction is None else criterion.fleet_fraction
+    of_baseline = criterion.baseline.fraction if criterion.baseline else 0.0
+    if (highest := max(fraction, of_baseline)) > MAX_FRACTION:
+        yield finding_on(criterion, highest, "a fraction is 1 for the whole, not 100", f"write {highest / 100:g}")
+        return
     yield from _check_distance(criterion)
     if criterion.datasheet or (
         criterion.expected is None and not criterion.variable and criterion.fleet_fraction is None

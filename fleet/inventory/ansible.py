@@ -204,7 +204,7 @@ def check_variables(hosts: Mapping[str, Variables]) -> dict[str, Variables]:
     for name, variables in hosts.items():
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}", name):
             raise UsageError(f"host {name!r}: a host name may have only letters, digits, '.', '_' and '-'")
-        ours = {key: _typed(key, value) for key, value in variables.items() if _is_ours(key)}
+        ours = {key: _without_final_slash(key, _typed(key, value)) for key, value in variables.items() if _is_ours(key)}
         # Errors on unknown variables have an empty path, so they come first.
         for error in sorted(documents.faults(ours, "inventory"), key=lambda error: [str(step) for step in error.path]):
             if isinstance(error.instance, str) and "{{" in error.instance:
@@ -269,13 +269,27 @@ def _typed(name: str, value: Any) -> Any:
     return value
 
 
+def _without_final_slash(name: str, value: Any) -> Any:
+    """Return a list of directories without the slashes at their ends. Return the value of any other variable unchanged."""
+    if name not in _directory_lists() or not isinstance(value, list):
+        return value
+    return [item.rstrip("/") or item if isinstance(item, str) else item for item in value]
+
+
+@cache
+def _directory_lists() -> frozenset[str]:
+    """Return the variables whose value is a list of directories."""
+    directory, variables = documents.part("inventory", "$defs/directory"), documents.part("inventory")["properties"]
+    return frozenset(name for name, item in variables.items() if item.get("items") == {"description": ""} | directory)
+
+
 def _type_remedy(error: ValidationError) -> str:
     """Return how to write a value that has the wrong type because of the inventory's format; empty for any other error."""
     if error.validator != "type" or len(error.absolute_path) != 1:
         return ""
     name, value, wanted = error.absolute_path[0], error.instance, error.validator_value
     if wanted == "string" and isinstance(value, float):  # YAML reads 580.10 as the number 580.1
-        return f': write it in quotes, such as {name}: "{value}" (in an INI inventory {name}=\'"{value}"\')'
+        return f', such as {name}: "{value}" (in an INI inventory {name}=\'"{value}"\')'
     if wanted in ("array", "object") and isinstance(value, str):
         example = "[a, b]" if wanted == "array" else "{name: value}"
         return f": an INI inventory and `-e NAME=VALUE` give text; set the variable in YAML: `{name}: {example}`"

@@ -8,6 +8,14 @@ from typing import Any
 from fleet.inventory.ansible import Variables, check_hosts
 from schemas.errors import UsageError
 
+VARIABLES = {
+    "gpus": "rackproof_gpu_count",
+    "model": "rackproof_gpu_model",
+    "epochs": "rackproof_epochs",
+    "batch_size": "rackproof_batch_size",
+    "validation_only": "rackproof_validation_only",
+}
+"""Option that goes with --hosts -> the inventory variable that it sets."""
 RACK = "listed"
 """Name of the rack (`rackproof_rack`) of all hosts in --hosts."""
 
@@ -20,10 +28,25 @@ def add_options(plan: argparse.ArgumentParser) -> None:
         help="NAME or NAME=ADDRESS of each host, comma-separated, in rank order; two or more hosts form a gang",
     )
     group.add_argument("--gpus", type=int, metavar="N", help="number of GPUs that each host was ordered with")
-    group.add_argument("--model", default="", help="criteria pack of the GPUs that were ordered, such as h200-sxm")
+    group.add_argument("--model", help="criteria pack of the GPUs that were ordered, such as h200-sxm")
     group.add_argument("--validation-only", action="store_true", help="skip the training benchmarks")
     group.add_argument("--epochs", type=int, help="number of training epochs")
     group.add_argument("--batch-size", type=int, help="training images per rank and step")
+
+
+def refuse_with_inventory(options: argparse.Namespace) -> None:
+    """Raise UsageError if an option is given that goes only with --hosts."""
+    for option in _given(options):
+        name = option.replace("_", "-")
+        raise UsageError(f"--{name} goes only with --hosts: with -i, set {VARIABLES[option]} in the inventory")
+
+
+def _given(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of VARIABLES that are given, with their values."""
+    values = {option: getattr(options, option) for option in VARIABLES}
+    return {
+        option: value for option, value in values.items() if value is not None and value is not False and value != ""
+    }
 
 
 def hosts_of_options(options: argparse.Namespace) -> dict[str, Variables]:
@@ -32,14 +55,7 @@ def hosts_of_options(options: argparse.Namespace) -> dict[str, Variables]:
     Raises:
         UsageError: a host is named twice, or a value is invalid.
     """
-    values: dict[str, Any] = {
-        "rackproof_gpu_count": options.gpus,
-        "rackproof_gpu_model": options.model or None,
-        "rackproof_epochs": options.epochs,
-        "rackproof_batch_size": options.batch_size,
-        "rackproof_validation_only": options.validation_only or None,
-    }
-    variables = {key: value for key, value in values.items() if value is not None}
+    variables = {VARIABLES[option]: value for option, value in _given(options).items()}
     names = [part.strip().partition("=") for part in options.hosts.split(",")]
     hosts: dict[str, Variables] = {}
     for name, _, address in names:

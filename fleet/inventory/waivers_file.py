@@ -21,8 +21,8 @@ PLAN = "plan"
 """Criterion id of verdicts on missing data."""
 
 
-def read_waivers(name: str, hosts: Collection[str]) -> tuple[Waiver, ...]:
-    """Return the waivers in a file, except those for a host that is not in `hosts`.
+def read_waivers(name: str, hosts: Collection[str] | None = None) -> tuple[Waiver, ...]:
+    """Return the waivers in a file. If `hosts` is given, leave out those for other hosts.
 
     Raises:
         UsageError: the file is unreadable or invalid, or a waiver has an invalid date or can never apply.
@@ -33,15 +33,17 @@ def read_waivers(name: str, hosts: Collection[str]) -> tuple[Waiver, ...]:
     for number, entry in enumerate(document["waivers"], 1):
         waiver = Waiver(**{key: _tidy(value) for key, value in entry.items()}, origin=f"{path.name} waiver {number}")
         _check(waiver)
-        if not waiver.host or waiver.host in hosts:
+        if hosts is None or not waiver.host or waiver.host in hosts:
             waivers.append(waiver)
     return tuple(waivers)
 
 
 def with_waiver_files(run: Run, names: Sequence[str]) -> Run:
-    """Return the run with the waivers in the files `names` added to those of its plan."""
-    hosts = {host.name for host in run.plan.hosts}
-    more = tuple(waiver for name in names for waiver in read_waivers(name, hosts))
+    """Return the run with the waivers in the files `names` added to those of its plan.
+
+    Waivers for hosts that are not in the run are added too, so that the report lists a misspelt host as unused.
+    """
+    more = tuple(waiver for name in names for waiver in read_waivers(name))
     return replace(run, plan=replace(run.plan, waivers=(*run.plan.waivers, *more))) if more else run
 
 

@@ -19,6 +19,7 @@ from dataclasses import replace
 from fleet.judge.baseline import CRITERION as BASELINE
 from fleet.judge.gpu_identity import identities, shared_serials
 from fleet.quantities import counted
+from schemas.documents import nearest
 from schemas.records import Gpu
 from schemas.reports import FAIL, INCONCLUSIVE, RECORD, LineKind, SummaryLine, Verdict
 from schemas.scopes import Scope
@@ -110,8 +111,13 @@ def covers(waiver: Waiver, verdict: Verdict, part: str) -> bool:
     return not (waiver.absent and (verdict.name in NOT_WAIVABLE or verdict.name.startswith(STAGE_PREFIX)))
 
 
-def summary(waivers: Sequence[Waiver], verdicts: Sequence[Verdict], day: str) -> Iterator[SummaryLine]:
-    """Yield a line for each waiver: to how many verdicts it applies, or that it expired or was not used."""
+def summary(
+    waivers: Sequence[Waiver], verdicts: Sequence[Verdict], day: str, hosts: Sequence[str]
+) -> Iterator[SummaryLine]:
+    """Yield a line for each waiver: to how many verdicts it applies, or that it expired or was not used.
+
+    `hosts`: the hosts of the run. For a waiver of another host, the line names the host with the most similar name.
+    """
     counts: dict[Waiver, int] = {}
     for verdict in verdicts:
         if verdict.waiver:
@@ -127,4 +133,6 @@ def summary(waivers: Sequence[Waiver], verdicts: Sequence[Verdict], day: str) ->
             title, text = f"Waiver EXPIRED on {waiver.until}", f"{waiver.target} (by {waiver.who})"
         else:
             title, text = "Waiver not used", f"{waiver.target} (by {waiver.who} until {waiver.until})"
+            if waiver.host and waiver.host not in hosts:
+                text += f": no host {waiver.host} in this run{nearest(waiver.host, hosts)}"
         yield SummaryLine(kind=LineKind.WAIVER, title=title, text=text, values={"verdicts": count})

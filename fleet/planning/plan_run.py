@@ -15,6 +15,7 @@ from fleet.inventory.waivers_file import read_waivers
 from fleet.judge.criteria import model_packs, read_pack, shipped_packs
 from fleet.planning.history import StoredRuns, apply_budget
 from fleet.planning.plan import make_plan, read_profile, without_unused_benchmarks
+from fleet.planning.playbook_profiles import refuse_other_playbook
 from fleet.planning.test_selection import refuse_budget
 from fleet.records.baseline_store import planned_baseline
 from schemas import documents
@@ -36,6 +37,8 @@ class PlanRequest:
     """Function that reads earlier runs from the history of the fleet (rackproof_history). None: the fleet has no history."""
     run_dir: Path | None = None
     """Directory of the run. None: the plan is only printed."""
+    playbook: str | None = None
+    """Name of the playbook that runs the plan, a key of PLAYBOOKS. None: it is not known, or it runs only a part of a plan."""
 
 
 def plan_run(hosts: Mapping[str, Variables], request: PlanRequest, now: datetime) -> Plan:
@@ -45,7 +48,10 @@ def plan_run(hosts: Mapping[str, Variables], request: PlanRequest, now: datetime
         UsageError: a variable, a file named in the inventory, or an option is invalid.
     """
     first = next(iter(hosts.values()))
-    profile = read_profile(request.profile or str(first.get("rackproof_profile", "standard")))
+    name = request.profile or str(first.get("rackproof_profile", "standard"))
+    profile = read_profile(name)
+    if request.playbook:
+        refuse_other_playbook(profile, name, request.playbook)
     profile = without_unused_benchmarks(profile, hosts)  # a time budget must not be spent on unused ones
     checked_packs(first.get("rackproof_criteria", ()))
     _refuse_unknown_models(hosts)

@@ -117,7 +117,7 @@ def acceptance(summary: SummaryInput, decision: str) -> Acceptance:
     lines += limited_processors(facts)
     lines += summary.version_caveats
     lines += replaced_lines(summary.replaced)
-    lines += waivers_summary(plan.waivers, summary.exceptions, plan.created)
+    lines += waivers_summary(plan.waivers, summary.exceptions, plan.created, [host.name for host in plan.hosts])
     lines += changes_summary(plan, summary.diff)
     slots = pci_slots((host.name, gpu) for host in hosts for gpu in host.gpus)
     lines += cause_lines(summary.causes, summary.listed, slots, hosts)

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible import context
+from ansible.parsing.splitter import parse_kv
 from ansible.plugins.callback import CallbackBase
 from ansible.release import __version__
 
@@ -44,7 +45,7 @@ DOCUMENTATION = """
       - Writes the report if no host is left to run the last play.
       - Stops the run's Prometheus at the end of the run.
       - Ends ansible-playbook with exit code 64 if C(--limit), C(--tags), C(--skip-tags) or the inventory selects no task of a
-        playbook of Rackproof, or if ansible-core is too old.
+        playbook of Rackproof, if C(-e) has words that Ansible assigns to no variable, or if ansible-core is too old.
     requirements:
       - the playbooks of Rackproof, which set the fact C(_rackproof_run_dir)
     options:
@@ -83,7 +84,7 @@ MAX_LINE_BYTES = 2000
 NO_ERRNO = 257
 """`rc` of `ansible.builtin.command` if the program was not started and there is no errno."""
 USAGE = 64
-"""Exit code if the options or the inventory select no task, or if Ansible is too old."""
+"""Exit code if options or inventory select no task, if `-e` has words that belong to no variable, or if Ansible is too old."""
 MIN_ANSIBLE = (2, 19)
 """The oldest supported ansible-core, as in pyproject.toml. This plugin reads attributes of results that older versions lack."""
 TAGS = ("install", "configure", "run", "report")
@@ -213,14 +214,22 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
     def v2_playbook_on_start(self, playbook: Any) -> None:
         """Record the start of a playbook, and set the verb (LAST_COMMAND) that must run at its end even if all hosts fail.
 
-        Exit if Ansible is too old.
+        Exit if Ansible is too old, or if `-e` has words that Ansible assigns to no variable.
         """
-        self._is_ours |= Path(playbook._file_name).resolve().parent == ROOT / "playbooks"
+        files = {playbook._file_name, *(play.get_path().rpartition(":")[0] for play in playbook.get_plays())}
+        self._is_ours |= any(Path(file).resolve().parent == ROOT / "playbooks" for file in files)
         if self._is_ours and tuple(map(int, __version__.split(".")[:2])) < MIN_ANSIBLE:
             self._display.error(
                 f"ansible-core {__version__} of {sys.executable} is too old for Rackproof, which needs "
                 f"{'.'.join(map(str, MIN_ANSIBLE))} or newer: activate the virtual environment (source .venv/bin/activate), "
                 "or install the newer one (docs/accept.md)"
+            )
+            sys.exit(USAGE)
+        if self._is_ours and (words := _unassigned_words()):
+            self._display.error(
+                f"-e assigns `{words}` to no variable, and Ansible would continue without these words. -e takes NAME=VALUE, not "
+                "`NAME: VALUE` or `NAME = VALUE`. Quote a value that has spaces a second time, as in "
+                '-e "rackproof_site=\'Oslo, hall 2\'", or write JSON: -e \'{"rackproof_site": "Oslo, hall 2"}\''
             )
             sys.exit(USAGE)
         if self._directory is not None:  # ansible-playbook was given several playbooks, and this is not the first
@@ -409,6 +418,13 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
 def _labels(play: Any) -> set[str]:
     """Return the values of `--skip-tags` that skip the play: its tags, `all`, and `tagged` (`untagged` if it has no tags)."""
     return {*play.tags, "tagged" if play.tags else "untagged", "all"}
+
+
+def _unassigned_words() -> str:
+    """Return the words of `-e` that Ansible assigns to no variable, for example `hall 2` of `rackproof_site=Oslo, hall 2`."""
+    texts = [str(text) for text in context.CLIARGS.get("extra_vars") or ()]
+    assigned = [parse_kv(text) for text in texts if not text.startswith(("@", "[", "{"))]
+    return next((str(values["_raw_params"]) for values in assigned if "_raw_params" in values), "")
 
 
 def _interruption_hint(run_id: str) -> str:

@@ -1,4 +1,6 @@
-"""Test that a playbook that did nothing exits with 64. The operator could take exit code 0 for an acceptance.
+"""Test that a playbook that did nothing, or that would ignore a part of `-e`, exits with 64.
+
+The operator could take exit code 0 for an acceptance.
 
 The exit code remains 0 for a playbook that ran tasks (test_inventory_forms) and with `--list-tasks`
 (tests/unit/roles/test_roles.py).
@@ -78,6 +80,55 @@ def test_old_ansible_is_refused_before_the_run_directory_is_created(
     assert "ansible-core 2.18.9 of " in message
     assert "is too old for Rackproof, which needs 2.19 or newer: activate the virtual environment" in message
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "unassigned"),
+    [
+        ("rackproof_profile: smoke", "rackproof_profile: smoke"),
+        ("rackproof_purchase_order = 4711", "rackproof_purchase_order = 4711"),
+        ("rackproof_purchase_order= 4711", "4711"),
+        ("rackproof_purchase_order =4711", "rackproof_purchase_order =4711"),
+        ("rackproof_site=Oslo, hall 2", "hall 2"),
+        ("rackproof_reason='replaced GPU 3' of node3", "of node3"),
+        ("rackproof_take_over", "rackproof_take_over"),
+    ],
+)
+def test_extra_variable_that_ansible_does_not_assign_whole_is_refused(
+    tmp_path: Path, text: str, unassigned: str
+) -> None:
+    done = play(tmp_path, "acceptance", "-e", "rackproof_run_id=r1", "-e", text)
+    assert done.returncode == 64, done.stdout + done.stderr
+    message = " ".join(done.stderr.split())
+    assert f"-e assigns `{unassigned}` to no variable" in message
+    assert """-e "rackproof_site='Oslo, hall 2'", or write JSON: -e '{"rackproof_site": "Oslo, hall 2"}'""" in message
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "playbooks").glob("*.yml")))
+def test_every_playbook_refuses_an_extra_variable_that_is_not_assigned_whole(tmp_path: Path, name: str) -> None:
+    done = play(tmp_path, name, "-e", "rackproof_run_id: r1")
+    assert done.returncode == 64, done.stdout + done.stderr
+    assert "-e assigns `rackproof_run_id: r1` to no variable" in " ".join(done.stderr.split())
+    assert "TASK" not in done.stdout
+
+
+def test_playbook_that_imports_one_of_rackproof_refuses_an_extra_variable_that_is_not_assigned_whole(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "own.yml").write_text(f"- import_playbook: {ROOT}/playbooks/acceptance.yml\n")
+    done = play(tmp_path, str(tmp_path / "own"), "-e", "rackproof_operator=Ada Lovelace")
+    assert done.returncode == 64, done.stdout + done.stderr
+    assert "-e assigns `Lovelace` to no variable" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize("text", ["rackproof_site='Oslo, hall 2'", '{"rackproof_site": "Oslo, hall 2"}', "@site.yml"])
+def test_extra_variable_in_quotes_in_json_or_in_a_file_is_assigned_whole(tmp_path: Path, text: str) -> None:
+    (tmp_path / "site.yml").write_text("rackproof_site: Oslo, hall 2\n")
+    text = text.replace("@", f"@{tmp_path}/")
+    done = play(tmp_path, "drivers", "-e", "rackproof_run_id=r1", "-e", text)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads((tmp_path / "runs/r1/plan.json").read_text())["site"] == "Oslo, hall 2"
 
 
 def test_removal_of_a_schedule_needs_root_only_if_the_schedule_exists(tmp_path: Path) -> None:

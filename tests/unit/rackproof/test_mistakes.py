@@ -100,7 +100,7 @@ def test_wrong_usage_is_reported_in_one_line(call_verb: CallVerb, arguments: str
 def test_option_may_be_anywhere_on_the_command_line(option: str, others: str) -> None:
     verb, *words = others.split()
     orders = [[verb, *words[:at], *option.split(), *words[at:]] for at in range(len(words) + 1)]
-    first, *rest = [vars(build_parser(verb).parse_args(order)) for order in orders]
+    first, *rest = [{**vars(build_parser(verb).parse_args(order)), "call": None} for order in orders]
     assert rest == [first] * len(words)
 
 
@@ -118,6 +118,41 @@ def test_terminal_without_utf_8_gets_escaped_characters(encoding: str) -> None:
     done = subprocess.run(command, capture_output=True, check=False, env=environment)
     assert (done.returncode, done.stderr) == (0, b"")
     assert rb"\u2265" in done.stdout
+
+
+@pytest.mark.parametrize("buffering", ["", "1"])
+@pytest.mark.parametrize(
+    ("arguments", "redirection", "code"),
+    [
+        *(
+            (verb, closed, 0)
+            for verb in ("report {run}", "version")
+            for closed in (">&-", "2>&-", "<&-", "<&- >&- 2>&-")
+        ),
+        *((words, closed, 0) for words in ("--version", "--help", "report {run} --json") for closed in (">&-", "2>&-")),
+        *(
+            (words, ">/dev/full", 2)
+            for words in ("--version", "--help", "help report", "version", "report {run} --json")
+        ),
+        ("report {run}", "2>/dev/full", 0),
+        ("report nosuch", "2>/dev/full", 2),
+        ("report nosuch", "2>&-", 2),
+        ("nosuch", "2>&-", 64),
+        ("report --jsno", "2>&- >&-", 64),
+        ("report {run} --json", "| true; exit ${PIPESTATUS[0]}", 2),
+        ("report {run} --json", "2>&- | cat >/dev/null; exit ${PIPESTATUS[0]}", 0),
+    ],
+)
+def test_closed_and_full_standard_streams_give_no_traceback_and_no_verdict(
+    reported_run: Path, arguments: str, redirection: str, code: int, buffering: str
+) -> None:
+    """Exit code 1 would mean that the run is rejected. Python would exit with 120 if it cannot write the rest of the output."""
+    command = f"{sys.executable} {ROOT / 'rackproof'} {arguments.format(run=reported_run)} {redirection}"
+    environment = {**os.environ, "PYTHONUNBUFFERED": buffering}
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "Exception ignored" not in done.stderr
 
 
 @pytest.mark.parametrize(("minor", "code"), [(10, 2), (11, 0)])
@@ -199,6 +234,71 @@ def test_wrong_file_or_missing_option_is_named_with_the_remedy(
     exit_code, output = call_verb(*arguments.split())
     assert exit_code == code
     assert output.startswith(f"rackproof: {line}")
+
+
+def ignored_options() -> Iterator[str]:
+    """Yield command lines with an option that has no effect in the chosen mode: its help begins with other modes."""
+    for verb in ("baseline", "history", "criteria", "scheduler"):
+        actions = build_parser(verb).verbs.choices[verb]._actions
+        modes = next(list(action.choices or ()) for action in actions if action.dest == "what")
+        required = " ".join(
+            f"{action.option_strings[-1]} x" for action in actions if action.required and action.option_strings
+        )
+        for action in actions:
+            effective = re.match(r"((\w+, )*\w+): ", action.help or "")
+            if action.option_strings and effective and set(effective[1].split(", ")) <= set(modes):
+                value = {0: "", 2: " a b"}.get(action.nargs, " 0.5")  # type: ignore[call-overload]
+                value = f" {list(action.choices)[-1]}" if action.choices else value
+                for mode in modes:
+                    if mode not in effective[1]:
+                        yield f"{verb} {mode} {action.option_strings[-1]}{value} {required}".rstrip()
+
+
+@pytest.mark.parametrize("arguments", list(ignored_options()))
+def test_option_without_effect_in_the_mode_of_a_verb_is_refused(call_verb: CallVerb, arguments: str) -> None:
+    verb, mode, option, *_ = arguments.split()
+    code, output = call_verb(*arguments.split())
+    assert (code, output.startswith(f"rackproof: {verb} {mode}: {option} has no effect: omit it")) == (64, True), output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("plan -i x, --gpus 8", "--gpus goes only with --hosts: with -i, set rackproof_gpu_count in the inventory"),
+        ("plan -i x, --gpus 0", "--gpus goes only with --hosts: with -i, set rackproof_gpu_count in the inventory"),
+        (
+            "plan -i x, --model h200-sxm",
+            "--model goes only with --hosts: with -i, set rackproof_gpu_model in the inventory",
+        ),
+        (
+            "plan -i x, --validation-only",
+            "--validation-only goes only with --hosts: with -i, set rackproof_validation_only in the inventory",
+        ),
+        ("plan -i x, --epochs 2", "--epochs goes only with --hosts: with -i, set rackproof_epochs in the inventory"),
+        ("plan -i x, --batch-size 2", "--batch-size goes only with --hosts: with -i, set rackproof_batch_size in the"),
+        ("baseline list r1", "baseline list: argument 'r1' has no effect: omit it (it is for accept, show)"),
+        (
+            "criteria versions mine.yml",
+            "criteria versions: argument 'mine.yml' has no effect: omit it (it is for lint, list,",
+        ),
+        ("history lemons r1", "history lemons: argument 'r1' has no effect: omit it"),
+        ("history page --json", "history page: --json has no effect: omit it"),
+        ("history import --csv r1", "history import: --csv has no effect: omit it"),
+        ("power r1 --planted-faults --pool", "--pool has no effect on --planted-faults: leave out one of the two"),
+        ("power r1 --planted-faults --criteria x", "--criteria has no effect on --planted-faults: leave out one of"),
+        ("report r1 --host h1 --all-observations", "--all-observations has no effect with --host: leave out one of"),
+        (
+            "verify r1 --allowed-signers x --no-judge --criteria y",
+            "--criteria has no effect with --no-judge: leave out",
+        ),
+        ("stop exporter --end", "--end without --run-dir: name the run whose stage is to end"),
+    ],
+)
+def test_option_that_another_option_makes_meaningless_is_refused(
+    call_verb: CallVerb, arguments: str, line: str
+) -> None:
+    code, output = call_verb(*arguments.split())
+    assert (code, output.startswith(f"rackproof: {line}")) == (64, True), output
 
 
 @pytest.mark.parametrize("option", ["--criteria", "--waivers"])

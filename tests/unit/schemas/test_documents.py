@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -211,3 +213,110 @@ def test_suggested_form_of_a_number_is_a_number_in_yaml(text: str) -> None:
         documents.validate({"rackproof_fabric_gbps": text}, "inventory", source="hosts.yml")
     written = str(error.value).rpartition("write ")[2]
     assert yaml.safe_load(written) == float(text)
+
+
+OPERATOR_SCHEMAS = ("inventory", "criteria", "profile", "waivers")
+"""Schemas of files that operators write."""
+
+
+def patterns(node: Any, path: str) -> Iterator[tuple[str, str, str]]:
+    """Yield place, pattern and x-form (empty if there is none) of each pattern in a schema."""
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    if isinstance(node, dict) and isinstance(node.get("pattern"), str):
+        yield path, node["pattern"], node.get(documents.FORM, "")
+    for key, child in items:
+        yield from patterns(child, f"{path}.{key}")
+
+
+@pytest.mark.parametrize(
+    ("place", "pattern", "form"),
+    [found for name in OPERATOR_SCHEMAS for found in patterns(documents.part(name), name)],
+)
+def test_every_pattern_in_files_of_operators_has_a_form_whose_examples_match(
+    place: str, pattern: str, form: str
+) -> None:
+    examples = [text for part in re.findall(r"such as ([^,;]+)", form) for text in part.split(" or ")]
+    assert examples, place
+    assert all(re.search(pattern, text) for text in examples), (place, examples)
+
+
+def explained(schema: str, document: dict[str, Any]) -> str:
+    with pytest.raises(documents.DocumentError) as caught:
+        documents.validate(document, schema, source="file.yml")
+    return str(caught.value).removeprefix("file.yml: ")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("rackproof_rack", "Rack 12", "'Rack 12' has the wrong form: write a name of letters, digits, "),
+        ("rackproof_verdicts_textfile", ".txt", "'.txt' has the wrong form: write an absolute path that ends in .prom"),
+        ("rackproof_prefix", "~/rackproof", "'~/rackproof' has the wrong form: write an absolute path, such as /opt/"),
+        ("rackproof_storage_floors", {"local_reads": 6}, "unknown local_reads (did you mean local_read?)"),
+        (
+            "rackproof_storage_floors",
+            "togehter",
+            "'togehter' is not together or a mapping of local_read, local_write, ",
+        ),
+        ("rackproof_storage_floors", 5, "5 is not together or a mapping of local_read, local_write, "),
+        ("nvidia_driver_serial", "half", "'half' has the wrong form: write a number of hosts from 1, or a percentage"),
+        ("nvidia_driver_serial", 0, "0 is less than the minimum of 1"),
+        ("nvidia_driver_serial", [1], "[1] is not a whole number or text"),
+        ("rackproof_site", True, "True is not text: write it in quotes"),
+        ("rackproof_site", 1, "1 is not text: write it in quotes"),
+        (
+            "rackproof_notify_link",
+            "ftp://me:secret@x",
+            "'ftp://***@x' has the wrong form: write a URL, such as https://",
+        ),
+    ],
+)
+def test_wrong_value_of_a_variable_is_explained_with_its_remedy(variable: str, value: Any, message: str) -> None:
+    assert explained("inventory", {variable: value}).startswith(f"{variable}: {message}")
+
+
+CRITERION = {
+    "id": "a",
+    "name": "gemm.throughput",
+    "operator": "ge",
+    "unit": "1",
+    "action": "monitor",
+    "source": "measured",
+    "value": 4,
+}
+WAIVER = {"criterion": "a", "host": "h1", "who": "me myself", "why": "known since May", "until": "2027-12-31"}
+
+
+@pytest.mark.parametrize(
+    ("criterion", "message"),
+    [
+        ({"vs_fleet": {"fraction": 0.9}}, "criteria.0: has value and vs_fleet: keep only one of them"),
+        (
+            {"value": None},
+            "criteria.0: has none of value, vs_sku, vs_datasheet, vs_inventory, vs_fleet, vs_baseline, same",
+        ),
+        (
+            {"id": "A B"},
+            "criteria.0.id: 'A B' has the wrong form: write an id of small letters, digits and `-`, such as",
+        ),
+        ({"unit": 1}, "criteria.0.unit: 1 is not text: write it in quotes"),
+        ({"within": 0.1}, "criteria.0: 0.1 is not allowed here: remove it"),
+    ],
+)
+def test_wrong_criterion_is_explained_with_its_remedy(criterion: dict[str, Any], message: str) -> None:
+    entry = {key: value for key, value in {**CRITERION, **criterion}.items() if value is not None}
+    document = {"schema": "rackproof.criteria/1", "summary": "mine", "criteria": [entry]}
+    assert explained("criteria", document).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("waiver", "message"),
+    [
+        ({"host": None}, "waivers.0: has none of host, serial: add at least one of them"),
+        ({"until": "12/31/2027"}, "waivers.0.until: '12/31/2027' has the wrong form: write a date, such as 2026-12-31"),
+        ({"host": 1}, "waivers.0.host: 1 is not text: write it in quotes"),
+    ],
+)
+def test_wrong_waiver_is_explained_with_its_remedy(waiver: dict[str, Any], message: str) -> None:
+    entry = {key: value for key, value in {**WAIVER, **waiver}.items() if value is not None}
+    assert explained("waivers", {"schema": "rackproof.waivers/1", "waivers": [entry]}) == message

@@ -246,6 +246,11 @@ def findings(*, criteria: Any = None, **changes: Any) -> list[str]:
         ({"name": "benchmark.duration", "scope": "host", "unit": "s", "operator": "le"}, ""),
         ({"value": True, "operator": "ge"}, "true and false cannot be compared by `ge`"),
         ({"value": "x"}, "text cannot be compared by `ge`"),
+        *(({"value": "4.0e12", "operator": operator}, "YAML reads it as text") for operator in ("ge", "le", "eq")),
+        ({"value": None, "fleet_fraction": 95.0}, "a fraction is 1 for the whole, not 100"),
+        ({"value": None, "expected": 900.0, "fraction": 95.0}, "a fraction is 1 for the whole, not 100"),
+        ({"value": None, "datasheet": "memory_bandwidth", "fraction": 80.0}, "a fraction is 1 for the whole, not 100"),
+        ({"value": None, "baseline": VsBaseline(fraction=98.0)}, "a fraction is 1 for the whole, not 100"),
         ({"value": "x", "operator": "eq"}, "the observation is a number"),
         ({"value": float("inf")}, "not a finite number"),
         (

@@ -88,10 +88,8 @@ def test_each_query_has_json_and_csv_output(store: Path, question: list[str]) ->
     assert ask(store, *question).returncode == 0
 
 
-@pytest.mark.parametrize("question", [["figure", "stress.throughput"], ["lemons"]])
-def test_option_values_affects_only_the_subcommand_part(store: Path, question: list[str]) -> None:
-    """With `--values`, the CSV of `rackproof history part` has a row for each value instead of one for each place of the part."""
-    assert ask(store, *question, "--csv", "--values").stdout == ask(store, *question, "--csv").stdout
+def test_option_values_prints_a_row_for_each_value_of_a_part(store: Path) -> None:
+    """Without `--values`, the CSV of `rackproof history part` has a row for each place of the part."""
     header, *rows = ask(store, "part", "h1-0", "--csv", "--values").stdout.splitlines()
     assert header == "name,settings,stage,within,began,run,driver,value"
     assert len([row for row in rows if row.startswith("stress.throughput")]) == 2
@@ -138,7 +136,7 @@ def test_figures_of_rejected_hosts_are_included_only_with_the_option_all(store: 
         (["page", ""], "give one file"),
         (["figure", "stress.throughput", "--value", "nan"], "is not a finite number"),
         (["figure", "stress.throughput", "--value=-inf"], "is not a finite number"),
-        (["lemons", "h1"], "unexpected argument: h1"),
+        (["lemons", "h1"], "argument 'h1' has no effect: omit it"),
         (["import"], "give run directories"),
     ],
 )

@@ -198,7 +198,9 @@ def test_plausible_floor_is_accepted(changes: dict[str, Any]) -> None:
         ({"stage": "preflight"}, "not observed in this stage; use benchmark or gang"),
         ({"name": "gpu.power", "unit": "W", "where": {}, "stage": "before"}, "not observed in this stage"),
         ({"unit": "GB/s"}, "not the unit of the observation; use B/s"),
-        ({"value": "4e12"}, "text cannot be compared by `ge`"),
+        ({"value": "4e12"}, "4e12: YAML reads it as text; write 4.0e+12"),
+        ({"value": "half"}, "text cannot be compared by `ge`"),
+        ({"value": None, "fleet_fraction": 95.0}, "95: a fraction is 1 for the whole, not 100; write 0.95"),
         (
             {"name": "gpu.ecc.enabled", "unit": "1", "where": {}, "value": True},
             "true and false cannot be compared by `ge`",

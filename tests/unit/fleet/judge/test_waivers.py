@@ -103,9 +103,13 @@ def test_waiver_expires_after_its_last_day() -> None:
 def test_report_states_the_result_of_each_waiver() -> None:
     used, idle, old, absent = waiver(), waiver(host="h2"), waiver(host="h3", until="2026-11-20"), waiver(absent=True)
     verdicts = [replace(FAILED, waiver=used), replace(FAILED, waiver=used), FAILED, replace(FAILED, waiver=absent)]
-    assert [str(line) for line in summary((used, idle, old, absent), verdicts, "2026-11-21T00:00:00Z")] == [
+    misspelt = waiver(host="gpu1")
+    waivers = (used, idle, misspelt, old, absent)
+    lines = summary(waivers, verdicts, "2026-11-21T00:00:00Z", ["h1", "h2", "h3", "gpu-1"])
+    assert [str(line) for line in lines] == [
         "WAIVED: c on h1: 2 failed verdicts, accepted by me until 2026-11-21: known",
         "Waiver not used: c on h2 (by me until 2026-11-21)",
+        "Waiver not used: c on gpu1 (by me until 2026-11-21): no host gpu1 in this run (did you mean gpu-1?)",
         "Waiver EXPIRED on 2026-11-20: c on h3 (by me)",
         "WAIVED: c on h1: 1 inconclusive verdict, accepted by me until 2026-11-21: known",
     ]
@@ -153,6 +157,22 @@ def test_unused_waiver_is_reported_and_changes_nothing(tmp_path: Path, capsys: p
     shown = " ".join(capsys.readouterr().out.split())
     assert "FINAL ACCEPTANCE: PASS Hosts" in shown
     assert "Waiver not used hbm-copy on h2 (by Ada Example until 2026-12-31)" in shown
+
+
+@pytest.mark.parametrize("verb", ["report", "judge"])
+def test_waiver_of_a_misspelt_host_is_reported_with_the_nearest_host(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    run = run_directory(tmp_path / "r1", change=SLOW)
+    assert call("report", run) == 1
+    capsys.readouterr()
+    waivers = write_waivers(tmp_path / "w.yml", {"host": "h11"})
+    assert call(verb, run, "--waivers", waivers, *(["--write"] if verb == "judge" else [])) == 1
+    (line,) = [item for item in report_of(run)["acceptance"]["lines"] if item["title"] == "Waiver not used"]
+    assert line["text"].endswith(": no host h11 in this run (did you mean h1?)")
+    if verb == "report":
+        shown = " ".join(capsys.readouterr().out.split())
+        assert "no host h11 in this run (did you mean h1?)" in shown
 
 
 def test_missing_figure_is_waived_by_host_and_name(tmp_path: Path) -> None:

@@ -53,6 +53,12 @@ def test_value_is_converted_to_the_type_of_its_variable(name: str, value: Any, e
     assert (result, type(result)) == (expected, type(expected))
 
 
+def test_slash_at_the_end_of_a_directory_is_removed() -> None:
+    assert typed("rackproof_local_storage", ["/data/", "/scratch"]) == ["/data", "/scratch"]
+    with pytest.raises(UsageError, match="has non-unique elements"):
+        typed("rackproof_shared_storage", ["/data/", "/data"])
+
+
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
@@ -65,13 +71,13 @@ def test_value_is_converted_to_the_type_of_its_variable(name: str, value: Any, e
         ("rackproof_fabric_gbps", "fast", ""),
         ("rackproof_rack", 580.1,
          ': write it in quotes, such as rackproof_rack: "580.1" (in an INI inventory rackproof_rack=\'"580.1"\')'),
-        ("rackproof_rack", True, ""),
+        ("rackproof_rack", True, ": write it in quotes"),
         ("rackproof_gpu_devices", "[0, 1]",
          ": an INI inventory and `-e NAME=VALUE` give text; set the variable in YAML: `rackproof_gpu_devices: [a, b]`"),
         ("rackproof_environment", "A=1",
          ": an INI inventory and `-e NAME=VALUE` give text; set the variable in YAML: `rackproof_environment: {name: value}`"),
         ("rackproof_gpu_devices", 3, ""),
-        ("rackproof_environment", {"A": 1}, ""),
+        ("rackproof_environment", {"A": 1}, ": write it in quotes"),
     ],
 )  # fmt: skip
 def test_value_of_a_wrong_type_is_refused_with_a_remedy_only_if_there_is_one(name: str, value: Any, text: str) -> None:

@@ -195,7 +195,9 @@ def test_hostile_host_name_is_refused() -> None:
 
 
 def test_run_id_that_is_no_directory_name_is_refused() -> None:
-    with pytest.raises(UsageError, match="host h1: rackproof_run_id: 'a/b': a run's name has letters, digits, dots"):
+    with pytest.raises(
+        UsageError, match="host h1: rackproof_run_id: 'a/b' has the wrong form: write a name of at most 64 "
+    ):
         check_variables({"h1": {"rackproof_run_id": "a/b"}})
 
 
