@@ -50,6 +50,9 @@ class VerdictKind:
     """A value was compared with the most frequent value of its peers, or the host lacks a part that most of its peers have."""
     IDENTITY = "identity"
     """The identity or location of a part was compared with the inventory, the manifest or another reading."""
+    MODEL = "model"
+    """A GPU is of another model than the inventory names. The other verdicts of this kind are failures of values that were
+    compared with limits of the named model, which do not apply to such a GPU."""
     SWAPPED = "swapped"
     """The cables of some ports are swapped. The verdicts on these ports have the same `detail`.
 

@@ -22,6 +22,9 @@ NOT_VERIFIED = "not-verified"
 """Problem id of a cause whose verdicts are all inconclusive, and match no entry of `PROBLEMS`."""
 _MAX_NAMES = 4
 _CONFIDENCES = (CERTAIN, LIKELY, UNKNOWN)
+_OF_INVENTORY = (VerdictKind.MODEL,)
+"""Kinds of verdicts that show that the inventory and the hosts differ. Their causes come first, because the limits that follow
+from a wrong inventory make healthy parts fail."""
 _SHARED_KINDS = (VerdictKind.PEERS, VerdictKind.IDENTITY, VerdictKind.SUSPECT, *STOPPED, VerdictKind.IN_USE)
 """Kinds of verdicts that may have the same cause on several hosts."""
 
@@ -80,7 +83,7 @@ def diagnose(
         if matches(item.first, OF_PORT):
             item.cable = cable_of(cables, item.host, item.part, [verdict.scope for verdict in item.shown])
     causes = (_cause(group, positions) for group in _joined(problems))
-    return tuple(sorted(causes, key=_urgency))
+    return tuple(sorted(causes, key=lambda cause: _urgency(cause, verdicts[cause.verdicts[0]])))
 
 
 def _add_temperatures(problems: Iterable[_PartProblem], verdicts: Iterable[Verdict]) -> None:
@@ -213,8 +216,9 @@ def _is_of_another_port(verdict: Verdict, item: _PartProblem) -> bool:
 
 
 def _can_explain(item: _PartProblem, verdict: Verdict) -> bool:
-    """Return whether the problem can explain the verdict: only a problem with a failed verdict explains a failure."""
-    return item.first.verdict == FAIL or verdict.verdict != FAIL
+    """Return whether the problem can explain a verdict of this kind. Only a problem with a failed verdict explains a failure."""
+    kinds = item.problem.explains_kinds if item.problem else ()
+    return (item.first.verdict == FAIL or verdict.verdict != FAIL) and (not kinds or verdict.kind in kinds)
 
 
 def _ends(verdict: Verdict) -> tuple[str, ...]:
@@ -340,6 +344,8 @@ def _shared_content(item: _PartProblem) -> tuple[object, ...]:
         return (first.kind, first.detail)
     if LINK_PARAM in first.params:
         return (first.kind, first.params[LINK_PARAM])
+    if first.kind in _OF_INVENTORY:
+        return (first.kind, first.value, first.limit, first.action)
     if first.kind in _SHARED_KINDS:
         has_value = first.verdict == FAIL and first.value is not None
         return (first.kind, first.value, first.limit) if has_value else (first.kind, first.reason, first.user)
@@ -423,10 +429,11 @@ def _importance_key(verdict: Verdict, problem: Problem | None = None) -> tuple[o
     return *urgency, *reading, -words.distance(verdict), *what, verdict.value is None, rest
 
 
-def _urgency(cause: Cause) -> tuple[bool, bool, bool, int, int]:
+def _urgency(cause: Cause, first: Verdict) -> tuple[bool, bool, bool, bool, int, int]:
     return (
         cause.waiver is not None,
         cause.verdict != FAIL,
+        first.kind not in _OF_INVENTORY,
         cause.severity != CRITICAL,
         action_rank(cause.action),
         _CONFIDENCES.index(cause.confidence),

@@ -87,6 +87,8 @@ class Problem:
     """Patterns of observations of the same part that follow from the problem."""
     explains_host: tuple[str, ...] = ()
     """Patterns of observations of the whole host, or of its gang, that follow from the problem."""
+    explains_kinds: tuple[str, ...] = ()
+    """Kinds of the verdicts that follow from the problem; empty: verdicts of any kind."""
     explains_parts: tuple[str, ...] = ()
     """Kinds of parts, such as `nic`: the problem also explains the observations in `explains` on all such parts of the host."""
     stops: bool = False
@@ -154,6 +156,23 @@ PROBLEMS = (
         explains=_ALL,
         explains_host=_NETWORK,
         stops=True,
+    ),
+    Problem(
+        id="gpu-model",
+        title=words.gpu_model,
+        shown_by=("gpu.name",),
+        kinds=(VerdictKind.MODEL,),
+        explains=_ALL,
+        explains_host=_ALL,
+        explains_kinds=(VerdictKind.MODEL,),
+    ),
+    # Only if a waiver covers the verdicts on the model itself, so that `gpu-model` does not explain these failures.
+    Problem(
+        id="limits-of-other-model",
+        title=words.limits_of_other_model,
+        shown_by=_ALL,
+        kinds=(VerdictKind.MODEL,),
+        is_of_host=True,
     ),
     Problem(
         id="gpu-missing",

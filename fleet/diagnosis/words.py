@@ -11,6 +11,8 @@ from schemas.records import Value
 from schemas.reports import FAIL, RECORD, Verdict, VerdictKind
 from schemas.scopes import Scope
 
+_LIKE_A_VOWEL = ("A", "H", "L", "NVIDIA", "RTX")
+"""Beginnings of the names of GPUs that need the article `an`."""
 _ACRONYMS = {
     "aer": "PCIe error",
     "bios": "BIOS",
@@ -232,7 +234,9 @@ def consequence(explained: Sequence[Verdict]) -> str:
 
     For example `; memory bandwidth (copy) 21 % below the limit`.
     """
-    figures = [verdict for verdict in explained if verdict.verdict == FAIL and distance(verdict) > 0]
+    figures = [
+        item for item in explained if item.verdict == FAIL and distance(item) > 0 and item.kind != VerdictKind.MODEL
+    ]
     if not figures:
         return ""
     worst = max(figures, key=distance)
@@ -474,15 +478,31 @@ def wrong_cable(shown: Sequence[Verdict]) -> str:
     return f"is cabled to {first.value}; {where} {first.limit}{' there' if first.kind == VerdictKind.PEERS else ''}"
 
 
+def gpu_model(shown: Sequence[Verdict]) -> str:
+    """Return the model of a GPU, and the one that the inventory names."""
+    name = str(shown[0].value)
+    article = "an" if name.startswith(_LIKE_A_VOWEL) else "a"
+    return f"is {article} {name}, but the inventory names {shown[0].limit}"
+
+
+def limits_of_other_model(shown: Sequence[Verdict]) -> str:
+    """Return that a host misses limits of a GPU model that it does not have."""
+    return "misses limits of the model in the inventory, which is not the model of its GPUs"
+
+
 def identity(shown: Sequence[Verdict]) -> str:
-    """Return that a part is the wrong one, or that two parts have the same identity."""
+    """Return that a part is the wrong one, that its identity changed, or that two parts have the same identity."""
     first = shown[0]
     if first.criterion == "bmc-serial":
         return f"reports another serial than its BMC: {first.value} instead of {first.limit}"
     if first.criterion.startswith("manifest"):
         return f"differs from the manifest: {label(first.name)} {first.value}"
-    if first.value is not None and first.limit is None:
+    if first.criterion == "identity-unique":
         return f"has the {label(first.name)} {first.value}, which must be unique"
+    if first.criterion == "identity-constant":
+        return f"reports another {label(first.name)} than before"
+    if first.verdict != FAIL:
+        return "has GPUs for which there is no criteria pack"
     return f"has the wrong {label(first.name)}"
 
 

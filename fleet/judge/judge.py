@@ -40,6 +40,7 @@ from fleet.judge.missing import with_missing_gpus
 from fleet.judge.modules import with_module
 from fleet.judge.node_coverage import silent_nodes
 from fleet.judge.one_machine import with_one_machine
+from fleet.judge.other_model import with_other_model
 from fleet.judge.passes import Remaining
 from fleet.judge.paths import with_slow_path
 from fleet.judge.port_coverage import silent_pairs, silent_ports
@@ -244,7 +245,7 @@ def _annotate(view: HostView, verdicts: Sequence[Verdict], stats: FleetStats) ->
     """Return the verdicts on one host; each failure with its explanation and the part that it is attributed to."""
     normal_paths = stats.paths.paths
     annotated = []
-    for verdict in with_culprits(view, verdicts):
+    for verdict in with_other_model(view, with_culprits(view, verdicts)):
         verdict = with_slow_path(view, verdict, verdicts, normal_paths)
         verdict = _with_log_lifetime(with_missing_gpus(view, with_module(view, verdict), stats.slots))
         verdict = with_slot_limit(view, verdict)
