@@ -14,7 +14,18 @@ from fleet.judge.localization.gang_pairs import LINK_PARAM
 from fleet.judge.required_ports import PARTNER_PARAM
 from fleet.judge.wiring.cables import Cables, cable_of
 from fleet.scope_text import describe_scope
-from schemas.reports import CRITICAL, FAIL, INCONCLUSIVE, PASS, Cause, CausePart, Verdict, VerdictKind, action_rank
+from schemas.reports import (
+    CRITICAL,
+    FAIL,
+    INCONCLUSIVE,
+    OF_INVENTORY,
+    PASS,
+    Cause,
+    CausePart,
+    Verdict,
+    VerdictKind,
+    action_rank,
+)
 from schemas.scopes import HOST, Scope
 from schemas.stages import GANG
 
@@ -22,9 +33,6 @@ NOT_VERIFIED = "not-verified"
 """Problem id of a cause whose verdicts are all inconclusive, and match no entry of `PROBLEMS`."""
 _MAX_NAMES = 4
 _CONFIDENCES = (CERTAIN, LIKELY, UNKNOWN)
-_OF_INVENTORY = (VerdictKind.MODEL,)
-"""Kinds of verdicts that show that the inventory and the hosts differ. Their causes come first, because the limits that follow
-from a wrong inventory make healthy parts fail."""
 _SHARED_KINDS = (VerdictKind.PEERS, VerdictKind.IDENTITY, VerdictKind.SUSPECT, *STOPPED, VerdictKind.IN_USE)
 """Kinds of verdicts that may have the same cause on several hosts."""
 
@@ -344,8 +352,10 @@ def _shared_content(item: _PartProblem) -> tuple[object, ...]:
         return (first.kind, first.detail)
     if LINK_PARAM in first.params:
         return (first.kind, first.params[LINK_PARAM])
-    if first.kind in _OF_INVENTORY:
+    if first.kind == VerdictKind.MODEL:
         return (first.kind, first.value, first.limit, first.action)
+    if first.kind == VerdictKind.INVENTORY:
+        return (first.kind, first.limit)  # figures of several hosts differ a little
     if first.kind in _SHARED_KINDS:
         has_value = first.verdict == FAIL and first.value is not None
         return (first.kind, first.value, first.limit) if has_value else (first.kind, first.reason, first.user)
@@ -433,7 +443,7 @@ def _urgency(cause: Cause, first: Verdict) -> tuple[bool, bool, bool, bool, int,
     return (
         cause.waiver is not None,
         cause.verdict != FAIL,
-        first.kind not in _OF_INVENTORY,
+        first.kind not in OF_INVENTORY,  # healthy parts may fail because of the inventory
         cause.severity != CRITICAL,
         action_rank(cause.action),
         _CONFIDENCES.index(cause.confidence),

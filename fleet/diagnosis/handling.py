@@ -139,6 +139,12 @@ HANDLING = {
             "if the inventory has the model that was ordered, claim it from the vendor. No single GPU is at fault.",
         ),
     ),
+    ("inventory-fabric", "configure", ""): Handling(
+        "Compare rackproof_fabric_gbps with the order. It is the rate of one GPU's port in Gb/s, such as 400, "
+        f"not in Mb/s or GB/s, and not that of all ports together. If it is wrong, correct it. {_NEW_RUN}",
+        "if the inventory is right, the ordered rate was not delivered: check the rate of the switch ports, and the kind of all "
+        "cables and modules. No single port is at fault.",
+    ),
     ("gpu-model", "inspect_hardware", ""): Handling(
         "Compare the label of the GPU with the order. Other GPUs of the host are of the model in the inventory, so this one is "
         "the wrong part.",

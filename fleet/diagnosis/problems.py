@@ -15,6 +15,7 @@ from fnmatch import fnmatchcase
 
 from fleet.diagnosis import words
 from fleet.judge.advisories import PRODUCTS
+from fleet.judge.fabric_ports import RATE
 from fleet.judge.localization.gang_pairs import LINK_PARAM
 from fleet.judge.vulnerabilities import SCORES
 from schemas.records import ERROR, SKIPPED
@@ -66,6 +67,8 @@ _HOST_MEMORY = (
     "host_memory.*",
 )
 _NETWORK = ("pairs.*", "verbs.*", "collective.*", "gang.*")
+_FABRIC = ("fabric_ports.*", *_NETWORK, "mnnvl.*")
+"""Totals of the fabric ports, and figures with limits that follow from their rate in the inventory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +176,15 @@ PROBLEMS = (
         shown_by=_ALL,
         kinds=(VerdictKind.MODEL,),
         is_of_host=True,
+    ),
+    Problem(
+        id="inventory-fabric",
+        title=words.stated_fabric,
+        shown_by=(RATE,),
+        kinds=(VerdictKind.INVENTORY,),
+        explains=_FABRIC,
+        explains_host=_FABRIC,
+        explains_kinds=(VerdictKind.INVENTORY,),
     ),
     Problem(
         id="gpu-missing",

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fleet.judge.advisories import PRODUCTS
+from fleet.judge.fabric_ports import RATE
 from fleet.judge.vulnerabilities import SCORES
 from fleet.quantities import SIGNS, finite, format_pair, number, quantity
 from schemas.records import Value
-from schemas.reports import FAIL, RECORD, Verdict, VerdictKind
+from schemas.reports import FAIL, OF_INVENTORY, RECORD, Verdict, VerdictKind
 from schemas.scopes import Scope
 
 _LIKE_A_VOWEL = ("A", "H", "L", "NVIDIA", "RTX")
@@ -235,7 +236,7 @@ def consequence(explained: Sequence[Verdict]) -> str:
     For example `; memory bandwidth (copy) 21 % below the limit`.
     """
     figures = [
-        item for item in explained if item.verdict == FAIL and distance(item) > 0 and item.kind != VerdictKind.MODEL
+        item for item in explained if item.verdict == FAIL and distance(item) > 0 and item.kind not in OF_INVENTORY
     ]
     if not figures:
         return ""
@@ -485,6 +486,11 @@ def gpu_model(shown: Sequence[Verdict]) -> str:
     return f"is {article} {name}, but the inventory names {shown[0].limit}"
 
 
+def stated_fabric(shown: Sequence[Verdict]) -> str:
+    """Return number and rate of the fabric ports, and the rate that the inventory states."""
+    return f"has {shown[0].detail}"
+
+
 def limits_of_other_model(shown: Sequence[Verdict]) -> str:
     """Return that a host misses limits of a GPU model that it does not have."""
     return "misses limits of the model in the inventory, which is not the model of its GPUs"
@@ -529,5 +535,7 @@ def why(first: Verdict) -> str:
         return first.detail or first.reason.removeprefix(f"host {first.host} {first.scope} ")
     if first.name.partition(".")[0] == RECORD:
         return first.reason.removeprefix("no record: ")
+    if first.name == RATE and first.kind == VerdictKind.INVENTORY:
+        return ""  # the title has it
     has_value = first.value is not None and first.kind != VerdictKind.IDENTITY
     return first.detail if has_value else first.reason

@@ -217,7 +217,7 @@ def check_variables(hosts: Mapping[str, Variables]) -> dict[str, Variables]:
                 .replace("the document: unknown ", "unknown variable ")
                 .removeprefix("the document: ")
             )
-            raise UsageError(f"host {name}: {problem}{_type_remedy(error)}")
+            raise UsageError(f"host {name}: {problem}{_remedy(error)}")
         checked[name] = {**variables, **ours}
     return checked
 
@@ -269,8 +269,16 @@ def _typed(name: str, value: Any) -> Any:
     return value
 
 
-def _type_remedy(error: ValidationError) -> str:
-    """Return how to write a value that has the wrong type because of the inventory's format; empty for any other error."""
+def _remedy(error: ValidationError) -> str:
+    """Return what a number out of range states and in which unit, or how to write a value that has the wrong type because of the
+    inventory's format; empty for any other error.
+    """
+    if (
+        error.validator in ("minimum", "maximum")
+        and isinstance(error.schema, Mapping)
+        and "description" in error.schema
+    ):
+        return f" ({error.schema['description'].partition('. ')[0]})"
     if error.validator != "type" or len(error.absolute_path) != 1:
         return ""
     name, value, wanted = error.absolute_path[0], error.instance, error.validator_value
