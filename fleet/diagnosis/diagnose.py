@@ -173,7 +173,7 @@ def _without_followers(problems: Iterable[_PartProblem]) -> list[_PartProblem]:
 _ERRORS_OF_A_GPU = ("gpu-fell-off-bus", "gpu-error")
 """Problems that an XID of a GPU shows. A GPU has at most one of them for each waiver, because `gpu-fell-off-bus` explains all
 other verdicts on the GPU with the same waiver."""
-ONE_PER_READING = ("differs", "identity", "in-use")
+ONE_PER_READING = ("differs", "identity", "in-use", "inventory")
 """Problems that a part may have several times: once for each reading."""
 _WITHOUT_LINK = ("module", "port-protocol", "port-down")
 """Problems of a port that make measurements between it and ports of other hosts impossible."""

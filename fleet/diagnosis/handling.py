@@ -139,6 +139,14 @@ HANDLING = {
             "if the inventory has the model that was ordered, claim it from the vendor. No single GPU is at fault.",
         ),
     ),
+    **dict.fromkeys(
+        (("inventory", "configure", ""), ("inventory-gpu-count", "configure", "")),
+        Handling(
+            f"Compare the variable that the cause names, and its unit, with the order. If it is wrong, correct it. {_NEW_RUN}",
+            "if the inventory is right, the hosts differ from the order as a whole: claim what was ordered from the vendor, or "
+            "correct the setting or version on all of them. No single part is at fault.",
+        ),
+    ),
     ("inventory-fabric", "configure", ""): Handling(
         "Compare rackproof_fabric_gbps with the order. It is the rate of one GPU's port in Gb/s, such as 400, "
         f"not in Mb/s or GB/s, and not that of all ports together. If it is wrong, correct it. {_NEW_RUN}",

@@ -67,8 +67,9 @@ _HOST_MEMORY = (
     "host_memory.*",
 )
 _NETWORK = ("pairs.*", "verbs.*", "collective.*", "gang.*")
-_FABRIC = ("fabric_ports.*", *_NETWORK, "mnnvl.*")
-"""Totals of the fabric ports, and figures with limits that follow from their rate in the inventory."""
+_FABRIC_FIGURES = (*_NETWORK, "mnnvl.*")
+_FABRIC = (RATE, *_FABRIC_FIGURES)
+"""The rate of the fabric ports, and figures with limits that follow from it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,6 +179,15 @@ PROBLEMS = (
         is_of_host=True,
     ),
     Problem(
+        id="inventory-gpu-count",
+        title=words.stated,
+        shown_by=("gpu.count", "gpu.pci_count"),
+        kinds=(VerdictKind.INVENTORY,),
+        explains=("gpu", "gpu.*"),
+        explains_host=_FABRIC,
+        stops=True,
+    ),
+    Problem(
         id="inventory-fabric",
         title=words.stated_fabric,
         shown_by=(RATE,),
@@ -185,6 +195,9 @@ PROBLEMS = (
         explains=_FABRIC,
         explains_host=_FABRIC,
         explains_kinds=(VerdictKind.INVENTORY,),
+    ),
+    Problem(
+        id="inventory", title=words.stated, shown_by=_ALL, not_shown_by=_FABRIC_FIGURES, kinds=(VerdictKind.INVENTORY,)
     ),
     Problem(
         id="gpu-missing",

@@ -79,6 +79,10 @@ _FIGURES = {
     "pairs.bandwidth": "bandwidth between hosts",
     "straggler.compute": "computing time of a step",
     "bmc.power_supply.fitted": "number of power supplies",
+    "gpu.count": "number of GPUs",
+    "gpu.pci_count": "number of GPUs on the PCI bus",
+    "fabric_ports.active": "number of RDMA ports that are up",
+    "host.dimm.count": "number of memory modules",
     "host.dimm.speed_rated": "rated speed",
     "optics.rx_power": "received light",
     "optics.temperature": "module temperature",
@@ -484,6 +488,12 @@ def gpu_model(shown: Sequence[Verdict]) -> str:
     name = str(shown[0].value)
     article = "an" if name.startswith(_LIKE_A_VOWEL) else "a"
     return f"is {article} {name}, but the inventory names {shown[0].limit}"
+
+
+def stated(shown: Sequence[Verdict]) -> str:
+    """Return the value that most hosts have, and the one that the inventory states."""
+    value, limit = format_pair(shown[0].value, shown[0].limit, shown[0].unit)
+    return f"has the {_with_settings(shown[0])} {value}, but the inventory states {limit}"
 
 
 def stated_fabric(shown: Sequence[Verdict]) -> str:

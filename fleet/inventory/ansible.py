@@ -270,15 +270,14 @@ def _typed(name: str, value: Any) -> Any:
 
 
 def _remedy(error: ValidationError) -> str:
-    """Return what a number out of range states and in which unit, or how to write a value that has the wrong type because of the
-    inventory's format; empty for any other error.
+    """Return how to correct a value; empty for errors that need no more words.
+
+    For a value out of range, or one that matches no alternative, return what the variable states, with its unit. For a value that
+    has the wrong type because of the inventory's format, return how to write it.
     """
-    if (
-        error.validator in ("minimum", "maximum")
-        and isinstance(error.schema, Mapping)
-        and "description" in error.schema
-    ):
-        return f" ({error.schema['description'].partition('. ')[0]})"
+    if error.validator in ("minimum", "maximum", "oneOf"):
+        description = str(documents.part("inventory")["properties"][error.absolute_path[0]]["description"])
+        return f" ({description.partition('. ')[0]})"
     if error.validator != "type" or len(error.absolute_path) != 1:
         return ""
     name, value, wanted = error.absolute_path[0], error.instance, error.validator_value

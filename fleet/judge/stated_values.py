@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from fleet.judge.criteria import Criterion
 from fleet.judge.evaluate import evaluate
 from fleet.judge.evidence import from_benchmark
-from fleet.judge.fabric_ports import RATE, fabric_ports
+from fleet.judge.fabric_ports import ACTIVE, RATE, fabric_ports
 from fleet.judge.host_view import HostView
+from fleet.judge.missing import BUS, DRIVER
 from fleet.judge.outliers import FleetFigures
 from fleet.quantities import finite, number
 from schemas.records import Value
@@ -23,10 +24,22 @@ from schemas.reports import FAIL, PASS, Verdict, VerdictKind
 
 FABRIC, FABRIC_PORT = "fabric_bytes_per_second", "fabric_port_bytes_per_second"
 """Variables of criteria (`vs_inventory`) whose value is computed from rackproof_fabric_gbps."""
-VARIABLES = {FABRIC: "rackproof_fabric_gbps"}
-"""Variable of a criterion -> the variable of the inventory from which its value comes."""
+VARIABLES = {
+    FABRIC: "rackproof_fabric_gbps",
+    "gpu_count": "rackproof_gpu_count",
+    "infiniband_ports": "rackproof_infiniband_ports",
+    "dimm_count": "rackproof_dimm_count",
+    "memory_transfers_per_second": "rackproof_memory_mts",
+    "host_memory_bytes_per_second": "rackproof_host_memory_gbyteps",
+    "storage_local_read": "rackproof_storage_floors",
+    "storage_local_write": "rackproof_storage_floors",
+    "driver_version": "nvidia_driver_version",
+    "vbios_version": "rackproof_vbios_version",
+}
+"""Variable of a criterion -> the variable of the inventory from which its value comes. The bandwidth of a shared file system is
+missing, because it is a figure of all hosts together, on which they always agree."""
 MIN_PARTS = 3
-"""Least number of hosts, or of other parts, that must agree on a value."""
+"""Least number of hosts that must agree on a value; of fabric ports, for the rate of these ports."""
 SAME_FIGURE = 0.1
 """Figures of benchmarks agree if they differ from their median by at most this share. Readings must be equal."""
 MORE_THAN_STATED = 1.01
@@ -34,8 +47,8 @@ MORE_THAN_STATED = 1.01
 _GBPS = 1e9 / 8
 """1 Gb/s in B/s."""
 
-_Key = tuple[str, Value, Value]
-"""Id of the criterion, limit, and parameter `op` of a figure."""
+_Key = tuple[str, Value, Value, float]
+"""Id of the criterion, limit, parameter `op` of a figure, and the share by which equal values may differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,24 +71,25 @@ class StatedValues:
     def __init__(self) -> None:
         self._passed: set[_Key] = set()
         self._failed: dict[_Key, Counter[Value]] = defaultdict(Counter)
-        """Values of failed parts. None stands for the value of a host on which parts may be missing or at fault."""
+        """Values of hosts that fail. None stands for hosts whose parts differ, or may be missing or at fault."""
         self._agreed: dict[_Key, Value] = {}
         self._exceeded: dict[tuple[str, float], list[float]] = defaultdict(list)
         """Variable of the criterion and stated value -> the value of each host, in the same unit."""
 
     def add(self, view: HostView, figures: FleetFigures) -> None:
         """Add a host. `figures` is only passed on: no criterion on a value of the inventory compares with the fleet."""
-        for criterion in view.criteria().values() if view.has_record else ():
-            if not _states_value(criterion):
-                continue
+        for criterion in filter(_states_value, view.criteria().values()) if view.has_record else ():
+            values: dict[_Key, list[Value]] = defaultdict(list)
             for verdict in evaluate(view, criterion, figures):
                 if verdict.verdict == PASS:
                     self._passed.add(_key(verdict))
                 elif verdict.verdict == FAIL:
-                    value, parts = _counted(view, verdict)
-                    self._failed[_key(verdict)][value] += parts
+                    values[_key(verdict)].append(verdict.value if _has_all_parts(view, verdict) else None)
                 for stated, found in _excess(view, criterion, verdict):
                     self._exceeded[criterion.variable, stated].append(found)
+            for key, of_parts in values.items():
+                value = of_parts[0] if all(_are_alike(key, of_parts[0], other) for other in of_parts) else None
+                self._failed[key][value] += _weight(view, criterion)
 
     def update(self, other: StatedValues) -> None:
         """Add the hosts of another object."""
@@ -86,22 +100,20 @@ class StatedValues:
             self._exceeded[stated] += values
 
     def complete(self) -> None:
-        """Find the values on which parts agree: no part passes, and at least MIN_PARTS and more than half have this value."""
+        """Find the values on which hosts agree: none passes, and at least MIN_PARTS and more than half have this value."""
         for key, counts in self._failed.items():
-            value = counts.most_common(1)[0][0]
-            numbers = [number for number in map(finite, counts.elements()) if number is not None]
-            if isinstance(value, float) and numbers:
-                value = statistics.median(numbers)
-            alike = sum(count for other, count in counts.items() if _are_alike(value, other))
+            numbers = [value for value in map(finite, counts.elements()) if value is not None]
+            value = statistics.median_low(numbers) if key[3] and numbers else counts.most_common(1)[0][0]
+            alike = sum(count for other, count in counts.items() if _are_alike(key, value, other))
             if value and alike >= MIN_PARTS and 2 * alike > counts.total() and key not in self._passed:
                 self._agreed[key] = value
 
     def agree(self, verdict: Verdict) -> bool:
-        """Return whether most parts have the value with which this verdict failed, and no part has the stated value."""
-        return _are_alike(self._agreed.get(_key(verdict)), verdict.value)
+        """Return whether most hosts have the value with which this verdict failed, and no host has the stated value."""
+        return _are_alike(_key(verdict), self._agreed.get(_key(verdict)), verdict.value)
 
     def has_agreed(self, verdict: Verdict) -> bool:
-        """Return whether most parts have one value, and no part the stated one. The value of this verdict may be another one."""
+        """Return whether most hosts have one value, and no host the stated one. The value of this verdict may be another one."""
         return _key(verdict) in self._agreed
 
     def excesses(self) -> Iterator[Excess]:
@@ -139,27 +151,39 @@ def with_stated_values(view: HostView, verdicts: Sequence[Verdict], stated: Stat
 
 def _states_value(criterion: Criterion) -> bool:
     """Return whether the criterion compares what the host has with the inventory. A bandwidth of the gang is not what it has."""
-    is_of_gang = criterion.variable in (FABRIC, FABRIC_PORT) and from_benchmark(criterion.name)
-    return criterion.variable in VARIABLES and not is_of_gang
+    if criterion.variable not in VARIABLES:
+        return False
+    return criterion.variable != FABRIC or not from_benchmark(criterion.name)
 
 
 def _key(verdict: Verdict) -> _Key:
-    return verdict.criterion, verdict.limit, verdict.params.get("op")
+    tolerance = SAME_FIGURE if from_benchmark(verdict.name) else 0.0
+    return verdict.criterion, verdict.limit, verdict.params.get("op"), tolerance
 
 
-def _counted(view: HostView, verdict: Verdict) -> tuple[Value, int]:
-    """Return the value of a failed verdict, and the number of parts that have it; None as the value if parts may be at fault."""
-    if verdict.name == RATE:
-        ports = fabric_ports(view.observations)
-        return verdict.value if ports.are_alike(len(view.host.devices)) else None, sum(ports.rates.values())
-    return verdict.value, 1
-
-
-def _are_alike(value: Value, other: Value) -> bool:
+def _are_alike(key: _Key, value: Value, other: Value) -> bool:
     one, two = finite(value), finite(other)
-    if isinstance(value, float) and one is not None and two is not None:
-        return abs(one - two) <= SAME_FIGURE * abs(one)
+    if key[3] and one is not None and two is not None:
+        return abs(one - two) <= key[3] * abs(one)
     return value is not None and value == other
+
+
+def _weight(view: HostView, criterion: Criterion) -> int:
+    """Return how many parts agree if the host has one value: for the rate of fabric ports, the ports; otherwise the host."""
+    return sum(fabric_ports(view.observations).rates.values()) if criterion.name == RATE else 1
+
+
+def _has_all_parts(view: HostView, verdict: Verdict) -> bool:
+    """Return whether no part of the host is known to be missing, down or slower than others, which would explain the value."""
+    last = view.observations.last_values
+    if verdict.name == RATE:
+        return fabric_ports(view.observations).are_alike(len(view.host.devices))
+    if verdict.name == ACTIVE:
+        return verdict.value == len(last("infiniband.link_layer"))
+    if verdict.name in (DRIVER, BUS):
+        # A GPU that is on the PCI bus, but not listed by the driver, is lost or has a problem with its driver.
+        return len({*last(DRIVER).values(), *last(BUS).values()}) == 1
+    return True
 
 
 def _share_of_stated_rate(view: HostView, verdicts: Iterable[Verdict], stated: StatedValues) -> float:
@@ -188,14 +212,26 @@ def _of_inventory(view: HostView, criterion: Criterion, verdict: Verdict) -> Ver
     )
 
 
-_EXCEEDED = {FABRIC: "Gb/s per port"}
+_MTS = 1e6
+_EXCEEDED = {
+    FABRIC: "Gb/s per port",
+    "memory_transfers_per_second": "MT/s",
+    "dimm_count": "memory modules",
+}
 """Variable of a criterion whose value must not be exceeded on all hosts -> unit of the value in the inventory."""
 
 
 def _excess(view: HostView, criterion: Criterion, verdict: Verdict) -> Iterator[tuple[float, float]]:
     """Yield the stated value and that of the host, in the unit of the inventory, for a variable in _EXCEEDED."""
-    if criterion.variable == FABRIC and verdict.name == RATE:
+    value = finite(verdict.value)
+    if criterion.variable not in _EXCEEDED or value is None:
+        return
+    if criterion.variable == FABRIC:
         ports, gpus = fabric_ports(view.observations), len(view.host.devices)
         total = sum(rate * count for rate, count in ports.rates.items())
         # Several GPUs may share a port, and a GPU may have several ports.
         yield view.host.fabric_gbps, min(min(ports.rates, default=0.0), total / gpus) / _GBPS
+    elif criterion.variable == "dimm_count":
+        yield view.host.dimm_count, value
+    else:
+        yield view.host.memory_mts, value / _MTS

@@ -1,7 +1,8 @@
 """Test values of the inventory that no host has: the inventory is named, and no healthy part is blamed."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -194,14 +195,212 @@ def test_port_that_several_gpus_share_is_no_caveat() -> None:
     assert caveats(report(lambda host: ports(400, count=2), rackproof_fabric_gbps=200)) == []
 
 
+# Other values of the inventory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stated:
+    """A variable of the inventory, and what hosts have instead of its value."""
+
+    variable: str
+    value: Any
+    right: Any
+    readings: Readings
+    """The readings of a host that does not have the stated value."""
+    other: Readings
+    """The readings of a host that is worse than the others."""
+    title: str
+
+
+STATED = (
+    Stated(
+        variable="rackproof_dimm_count",
+        value=32,
+        right=24,
+        readings={"host.dimm.count": {"host": 24}},
+        other={"host.dimm.count": {"host": 23}},
+        title="has the number of memory modules 24, but the inventory states 32",
+    ),
+    Stated(
+        variable="rackproof_memory_mts",
+        value=5600,
+        right=4800,
+        readings={"host.memory.speed": {"host": 4.8e9}},
+        other={"host.memory.speed": {"host": 4.4e9}},
+        title="has the memory speed 4800 MT/s, but the inventory states 5600 MT/s",
+    ),
+    Stated(
+        variable="rackproof_infiniband_ports",
+        value=8,
+        right=4,
+        readings=ports(400),
+        other=ports(400, down=1),
+        title="has the number of RDMA ports that are up 4, but the inventory states 8",
+    ),
+    Stated(
+        variable="rackproof_vbios_version",
+        value="97",
+        right="96",
+        readings={"gpu.vbios_version": {f"gpu={index}": "96.1" for index in range(GPUS)}},
+        other={"gpu.vbios_version": {f"gpu={index}": "95.1" for index in range(GPUS)}},
+        title="has the VBIOS version 96.1, but the inventory states 97",
+    ),
+    Stated(
+        variable="nvidia_driver_version",
+        value="580",
+        right="570",
+        readings={"driver.version": {"host": "570.1"}},
+        other={"driver.version": {"host": "565.1"}},
+        title="has the driver version 570.1, but the inventory states 580",
+    ),
+)
+each_value = pytest.mark.parametrize("stated", STATED, ids=lambda stated: stated.variable)
+
+
+@each_value
+def test_value_that_no_host_has_is_one_cause_and_blames_no_part(stated: Stated) -> None:
+    found = report(lambda host: stated.readings, **{stated.variable: stated.value})
+    (cause,) = (cause for cause in failed(found) if cause.problem == "inventory")
+    assert found.decision == REJECTED
+    assert (cause.action, cause.hosts) == ("configure", HOSTS)
+    assert stated.title in cause.title
+    assert stated.variable in cause.why
+    assert returned(found) == []
+    how = handling(cause)
+    assert "unit" in how.now
+    assert "new run" in how.now
+    assert "No single part is at fault" in how.if_it_returns
+    right = report(lambda host: stated.readings, **{stated.variable: stated.right})
+    assert [cause for cause in failed(right) if cause.problem == "inventory"] == []
+
+
+@each_value
+def test_host_that_differs_from_the_others_keeps_its_own_cause(stated: Stated) -> None:
+    def of_host(host: str) -> Readings:
+        return stated.other if host == "h2" else stated.readings
+
+    expected: tuple[tuple[Any, set[tuple[str, ...]]], ...] = (
+        (stated.value, {("h1", "h3", "h4")}),
+        (stated.right, set()),
+    )
+    for value, hosts in expected:
+        found = report(of_host, **{stated.variable: value})
+        assert {cause.hosts for cause in failed(found) if cause.problem == "inventory"} == hosts
+        others = [cause for cause in failed(found) if cause.problem != "inventory"]
+        assert {cause.hosts for cause in others} == {("h2",)}
+
+
+@each_value
+def test_value_that_some_host_has_is_not_wrong(stated: Stated) -> None:
+    factor = 1e6 if stated.variable == "rackproof_memory_mts" else 1
+    best = {name: dict.fromkeys(values, stated.value * factor) for name, values in stated.readings.items()}
+    best = dict(ports(400, count=8)) if stated.variable == "rackproof_infiniband_ports" else best
+    found = report(lambda host: best if host == "h1" else stated.readings, **{stated.variable: stated.value})
+    assert "inventory" not in {cause.problem for cause in failed(found)}
+    assert {host for cause in failed(found) for host in cause.hosts} >= {"h2", "h3", "h4"}
+
+
+@each_value
+def test_two_hosts_are_too_few_to_call_the_inventory_wrong(stated: Stated) -> None:
+    found = report(lambda host: stated.readings, hosts=("h1", "h2"), **{stated.variable: stated.value})
+    assert failed(found) != []
+    assert "inventory" not in {cause.problem for cause in failed(found)}
+
+
+def test_hosts_with_another_stated_value_are_judged_on_their_own() -> None:
+    hosts = ("h1", "h2", "h3", "h4", "h5", "h6")
+    plan = builders.plan(*hosts, profile="smoke", gpu_count=GPUS, rackproof_gang="none")
+    counts = {host: 32 if host in ("h1", "h2", "h3") else 24 for host in hosts}
+    plan = replace(plan, hosts=tuple(replace(host, dimm_count=counts[host.name]) for host in plan.hosts))
+    (cause,) = failed(merge(plan, _with_all(builders.evidence(plan), {"host.dimm.count": {"host": 24}}), PACKS))
+    assert (cause.problem, cause.hosts) == ("inventory", ("h1", "h2", "h3"))
+
+
+def _with_all(evidence: Mapping[str, Evidence], readings: Readings) -> dict[str, Evidence]:
+    """Return the evidence with these readings in every snapshot of every host."""
+    return {
+        host: Evidence(records=tuple(_with_readings(record, readings) for record in of_host.records))
+        for host, of_host in evidence.items()
+    }
+
+
+def report_on_memory(rates: Mapping[str, float], stated: float) -> FleetReport:
+    """Return the report on hosts with these bandwidths of memory in GB/s, of which the inventory requires `stated`."""
+    plan = builders.plan(*rates, gpu_count=GPUS, rackproof_gang="none", rackproof_host_memory_gbyteps=stated)
+
+    def with_rate(item: Observation, gbps: float) -> Observation:
+        return replace(item, value=gbps * 1e9) if item.name == "host_memory.total_bandwidth" else item
+
+    evidence = {
+        host: builders.with_observations(of_host, partial(with_rate, gbps=rates[host]))
+        for host, of_host in builders.evidence(plan).items()
+    }
+    return merge(plan, evidence, PACKS)
+
+
+def test_bandwidth_of_memory_that_no_host_reaches_is_one_cause() -> None:
+    rates = {"h1": 350.0, "h2": 360.0, "h3": 355.0, "h4": 345.0}
+    found = report_on_memory(rates, stated=400)
+    (cause,) = failed(found)
+    assert (cause.problem, cause.action, {*cause.hosts}) == ("inventory", "configure", {*HOSTS})
+    assert cause.hosts[0] == "h4", "the host that is farthest from the limit comes first"
+    assert returned(found) == []
+    slow = failed(report_on_memory({**rates, "h4": 250.0}, stated=400))
+    assert {host for cause in slow if cause.problem == "inventory" for host in cause.hosts} == {"h1", "h2", "h3"}
+    assert {cause.hosts for cause in slow if cause.problem != "inventory"} == {("h4",)}
+
+
+@pytest.mark.parametrize("actual", [2, 8])
+def test_number_of_gpus_that_no_host_has_is_one_cause(actual: int) -> None:
+    plan = builders.plan(*HOSTS, profile="smoke", gpu_count=GPUS, rackproof_gang="none")
+    evidence = builders.evidence(builders.plan(*HOSTS, profile="smoke", gpu_count=actual, rackproof_gang="none"))
+    found = merge(plan, evidence, PACKS)
+    (cause,) = failed(found)
+    assert (cause.problem, cause.action, cause.hosts) == ("inventory-gpu-count", "configure", HOSTS)
+    assert f"has the number of GPUs {actual}, but the inventory states 4" in cause.title
+    assert "rackproof_gpu_count" in cause.why
+    assert returned(found) == []
+
+
+def test_gpus_that_the_driver_lost_on_every_host_are_missing() -> None:
+    plan = builders.plan(*HOSTS, profile="smoke", gpu_count=GPUS, rackproof_gang="none")
+    evidence = builders.evidence(builders.plan(*HOSTS, profile="smoke", gpu_count=GPUS - 1, rackproof_gang="none"))
+    causes = failed(merge(plan, _with_all(evidence, {"gpu.pci_count": {"host": GPUS}}), PACKS))
+    assert {cause.problem for cause in causes} == {"gpu-missing"}
+    assert {host for cause in causes for host in cause.hosts} == {*HOSTS}
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "readings", "text"),
+    [
+        ("rackproof_memory_mts", 2400, {"host.memory.speed": {"host": 4.8e9}}, "at least 4800 MT/s"),
+        ("rackproof_dimm_count", 16, {"host.dimm.count": {"host": 32}}, "at least 32 memory modules"),
+    ],
+)
+def test_value_that_every_host_exceeds_has_a_caveat(variable: str, value: int, readings: Readings, text: str) -> None:
+    (caveat,) = caveats(report(lambda host: readings, **{variable: value}))
+    assert variable in caveat
+    assert text in caveat
+    factor = 1e6 if variable == "rackproof_memory_mts" else 1
+    as_stated = {name: {"host": value * factor} for name in readings}
+    assert caveats(report(lambda host: as_stated if host == "h3" else readings, **{variable: value})) == []
+
+
 # Units
 
 
 @pytest.mark.parametrize(
     ("variable", "values", "right", "unit"),
-    [("rackproof_fabric_gbps", (400_000, 3200), 400, "Line rate of one GPU's fabric port in Gb/s")],
+    [
+        ("rackproof_fabric_gbps", (400_000, 3200), 400, "Line rate of one GPU's fabric port in Gb/s"),
+        ("rackproof_memory_mts", (5.6, 5_600_000_000), 5600, "in MT/s"),
+        ("rackproof_host_memory_gbyteps", (0.36, 360_000), 360, "in GB/s"),
+        ("rackproof_dimm_count", (1024,), 32, "Number of memory modules"),
+        ("rackproof_infiniband_ports", (400,), 8, "Number of InfiniBand and RoCE ports"),
+        ("rackproof_storage_floors", ({"local_read": 7000},), {"local_read": 7}, "in GiB/s"),
+    ],
 )
-def test_values_in_another_unit_are_refused(variable: str, values: tuple[float, ...], right: float, unit: str) -> None:
+def test_values_in_another_unit_are_refused(variable: str, values: tuple[Any, ...], right: Any, unit: str) -> None:
     check_variables({"h1": {variable: right}})
     for value in values:
         with pytest.raises(UsageError, match=f"host h1: {variable}.*{unit}"):
