@@ -50,6 +50,11 @@ class VerdictKind:
     """A value was compared with the most frequent value of its peers, or the host lacks a part that most of its peers have."""
     IDENTITY = "identity"
     """The identity or location of a part was compared with the inventory, the manifest or another reading."""
+    MODEL = "model"
+    """A GPU is of another model than the inventory names. The other verdicts of this kind are failures of values that were
+    compared with limits of the named model, which do not apply to such a GPU."""
+    INVENTORY = "inventory"
+    """A value was compared with the inventory. No host has what the inventory states, and most have the same other value."""
     SWAPPED = "swapped"
     """The cables of some ports are swapped. The verdicts on these ports have the same `detail`.
 
@@ -75,6 +80,8 @@ class VerdictKind:
     """Readings contradict each other, such as a counter or an uptime that fell."""
 
 
+OF_INVENTORY = (VerdictKind.MODEL, VerdictKind.INVENTORY)
+"""Kinds of failures that may be due to a wrong inventory. They say little about the parts, because the limit may be wrong."""
 KINDS = tuple(value for name, value in vars(VerdictKind).items() if not name.startswith("_"))
 
 

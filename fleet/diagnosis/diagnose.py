@@ -14,7 +14,18 @@ from fleet.judge.localization.gang_pairs import LINK_PARAM
 from fleet.judge.required_ports import PARTNER_PARAM
 from fleet.judge.wiring.cables import Cables, cable_of
 from fleet.scope_text import describe_scope
-from schemas.reports import CRITICAL, FAIL, INCONCLUSIVE, PASS, Cause, CausePart, Verdict, VerdictKind, action_rank
+from schemas.reports import (
+    CRITICAL,
+    FAIL,
+    INCONCLUSIVE,
+    OF_INVENTORY,
+    PASS,
+    Cause,
+    CausePart,
+    Verdict,
+    VerdictKind,
+    action_rank,
+)
 from schemas.scopes import HOST, Scope
 from schemas.stages import GANG
 
@@ -80,7 +91,7 @@ def diagnose(
         if matches(item.first, OF_PORT):
             item.cable = cable_of(cables, item.host, item.part, [verdict.scope for verdict in item.shown])
     causes = (_cause(group, positions) for group in _joined(problems))
-    return tuple(sorted(causes, key=_urgency))
+    return tuple(sorted(causes, key=lambda cause: _urgency(cause, verdicts[cause.verdicts[0]])))
 
 
 def _add_temperatures(problems: Iterable[_PartProblem], verdicts: Iterable[Verdict]) -> None:
@@ -162,7 +173,7 @@ def _without_followers(problems: Iterable[_PartProblem]) -> list[_PartProblem]:
 _ERRORS_OF_A_GPU = ("gpu-fell-off-bus", "gpu-error")
 """Problems that an XID of a GPU shows. A GPU has at most one of them for each waiver, because `gpu-fell-off-bus` explains all
 other verdicts on the GPU with the same waiver."""
-ONE_PER_READING = ("differs", "identity", "in-use")
+ONE_PER_READING = ("differs", "identity", "in-use", "inventory")
 """Problems that a part may have several times: once for each reading."""
 _WITHOUT_LINK = ("module", "port-protocol", "port-down")
 """Problems of a port that make measurements between it and ports of other hosts impossible."""
@@ -213,8 +224,9 @@ def _is_of_another_port(verdict: Verdict, item: _PartProblem) -> bool:
 
 
 def _can_explain(item: _PartProblem, verdict: Verdict) -> bool:
-    """Return whether the problem can explain the verdict: only a problem with a failed verdict explains a failure."""
-    return item.first.verdict == FAIL or verdict.verdict != FAIL
+    """Return whether the problem can explain a verdict of this kind. Only a problem with a failed verdict explains a failure."""
+    kinds = item.problem.explains_kinds if item.problem else ()
+    return (item.first.verdict == FAIL or verdict.verdict != FAIL) and (not kinds or verdict.kind in kinds)
 
 
 def _ends(verdict: Verdict) -> tuple[str, ...]:
@@ -340,6 +352,10 @@ def _shared_content(item: _PartProblem) -> tuple[object, ...]:
         return (first.kind, first.detail)
     if LINK_PARAM in first.params:
         return (first.kind, first.params[LINK_PARAM])
+    if first.kind == VerdictKind.MODEL:
+        return (first.kind, first.value, first.limit, first.action)
+    if first.kind == VerdictKind.INVENTORY:
+        return (first.kind, first.limit)  # figures of several hosts differ a little
     if first.kind in _SHARED_KINDS:
         has_value = first.verdict == FAIL and first.value is not None
         return (first.kind, first.value, first.limit) if has_value else (first.kind, first.reason, first.user)
@@ -423,10 +439,11 @@ def _importance_key(verdict: Verdict, problem: Problem | None = None) -> tuple[o
     return *urgency, *reading, -words.distance(verdict), *what, verdict.value is None, rest
 
 
-def _urgency(cause: Cause) -> tuple[bool, bool, bool, int, int]:
+def _urgency(cause: Cause, first: Verdict) -> tuple[bool, bool, bool, bool, int, int]:
     return (
         cause.waiver is not None,
         cause.verdict != FAIL,
+        first.kind not in OF_INVENTORY,  # healthy parts may fail because of the inventory
         cause.severity != CRITICAL,
         action_rank(cause.action),
         _CONFIDENCES.index(cause.confidence),

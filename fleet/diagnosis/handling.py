@@ -88,6 +88,10 @@ _RESET = (
     "Drain the host and end all processes on the GPU, exporters included. Then reset it: sudo nvidia-smi --gpu-reset -i "
     "PCI_ADDRESS. If the driver refuses, reboot the host."
 )
+_NEW_RUN = (
+    "Then measure the hosts in a new run, because a run keeps the inventory with which it began. The failures of this cause say "
+    "nothing about the parts."
+)
 _FIND_SETTER = "find what sets the mode: image, configuration management, job prolog or hypervisor."
 _MODULE = Handling(
     "Inspect and clean both ends of the fibre, reseat the module and the cable; the host may stay on. Then read the port again: "
@@ -128,6 +132,32 @@ HANDLING = {
     ("gpu-fell-off-bus", "reboot", ""): Handling(
         "Drain the host and reboot it. If the GPU is still missing, power the host off and on.",
         "reseat the GPU. If it falls off the bus once more, return it (RMA).",
+    ),
+    **dict.fromkeys(
+        (("gpu-model", "configure", ""), ("limits-of-other-model", "configure", "")),
+        Handling(
+            f"Compare rackproof_gpu_model with the order. If the inventory is wrong, correct it. {_NEW_RUN}",
+            "if the inventory has the model that was ordered, claim it from the vendor. No single GPU is at fault.",
+        ),
+    ),
+    **dict.fromkeys(
+        (("inventory", "configure", ""), ("inventory-gpu-count", "configure", "")),
+        Handling(
+            f"Compare the variable that the cause names, and its unit, with the order. If it is wrong, correct it. {_NEW_RUN}",
+            "if the inventory is right, the hosts differ from the order as a whole: claim what was ordered from the vendor, or "
+            "correct the setting or version on all of them. No single part is at fault.",
+        ),
+    ),
+    ("inventory-fabric", "configure", ""): Handling(
+        "Compare rackproof_fabric_gbps with the order. It is the rate of one GPU's port in Gb/s, such as 400, "
+        f"not in Mb/s or GB/s, and not that of all ports together. If it is wrong, correct it. {_NEW_RUN}",
+        "if the inventory is right, the ordered rate was not delivered: check the rate of the switch ports, and the kind of all "
+        "cables and modules. No single port is at fault.",
+    ),
+    ("gpu-model", "inspect_hardware", ""): Handling(
+        "Compare the label of the GPU with the order. Other GPUs of the host are of the model in the inventory, so this one is "
+        "the wrong part.",
+        "claim the ordered model from the vendor (RMA).",
     ),
     ("gpu-missing", "inspect_hardware", ""): Handling(
         "Drain the host and power it off and on. If the GPU is still missing, check its seat and its power connection.",

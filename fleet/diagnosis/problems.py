@@ -15,6 +15,7 @@ from fnmatch import fnmatchcase
 
 from fleet.diagnosis import words
 from fleet.judge.advisories import PRODUCTS
+from fleet.judge.fabric_ports import RATE
 from fleet.judge.localization.gang_pairs import LINK_PARAM
 from fleet.judge.vulnerabilities import SCORES
 from schemas.records import ERROR, SKIPPED
@@ -66,6 +67,9 @@ _HOST_MEMORY = (
     "host_memory.*",
 )
 _NETWORK = ("pairs.*", "verbs.*", "collective.*", "gang.*")
+_FABRIC_FIGURES = (*_NETWORK, "mnnvl.*")
+_FABRIC = (RATE, *_FABRIC_FIGURES)
+"""The rate of the fabric ports, and figures with limits that follow from it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +91,8 @@ class Problem:
     """Patterns of observations of the same part that follow from the problem."""
     explains_host: tuple[str, ...] = ()
     """Patterns of observations of the whole host, or of its gang, that follow from the problem."""
+    explains_kinds: tuple[str, ...] = ()
+    """Kinds of the verdicts that follow from the problem; empty: verdicts of any kind."""
     explains_parts: tuple[str, ...] = ()
     """Kinds of parts, such as `nic`: the problem also explains the observations in `explains` on all such parts of the host."""
     stops: bool = False
@@ -154,6 +160,44 @@ PROBLEMS = (
         explains=_ALL,
         explains_host=_NETWORK,
         stops=True,
+    ),
+    Problem(
+        id="gpu-model",
+        title=words.gpu_model,
+        shown_by=("gpu.name",),
+        kinds=(VerdictKind.MODEL,),
+        explains=_ALL,
+        explains_host=_ALL,
+        explains_kinds=(VerdictKind.MODEL,),
+    ),
+    # Only if a waiver covers the verdicts on the model itself, so that `gpu-model` does not explain these failures.
+    Problem(
+        id="limits-of-other-model",
+        title=words.limits_of_other_model,
+        shown_by=_ALL,
+        kinds=(VerdictKind.MODEL,),
+        is_of_host=True,
+    ),
+    Problem(
+        id="inventory-gpu-count",
+        title=words.stated,
+        shown_by=("gpu.count", "gpu.pci_count"),
+        kinds=(VerdictKind.INVENTORY,),
+        explains=("gpu", "gpu.*"),
+        explains_host=_FABRIC,
+        stops=True,
+    ),
+    Problem(
+        id="inventory-fabric",
+        title=words.stated_fabric,
+        shown_by=(RATE,),
+        kinds=(VerdictKind.INVENTORY,),
+        explains=_FABRIC,
+        explains_host=_FABRIC,
+        explains_kinds=(VerdictKind.INVENTORY,),
+    ),
+    Problem(
+        id="inventory", title=words.stated, shown_by=_ALL, not_shown_by=_FABRIC_FIGURES, kinds=(VerdictKind.INVENTORY,)
     ),
     Problem(
         id="gpu-missing",

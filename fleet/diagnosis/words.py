@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fleet.judge.advisories import PRODUCTS
+from fleet.judge.fabric_ports import RATE
 from fleet.judge.vulnerabilities import SCORES
 from fleet.quantities import SIGNS, finite, format_pair, number, quantity
 from schemas.records import Value
-from schemas.reports import FAIL, RECORD, Verdict, VerdictKind
+from schemas.reports import FAIL, OF_INVENTORY, RECORD, Verdict, VerdictKind
 from schemas.scopes import Scope
 
+_LIKE_A_VOWEL = ("A", "H", "L", "NVIDIA", "RTX")
+"""Beginnings of the names of GPUs that need the article `an`."""
 _ACRONYMS = {
     "aer": "PCIe error",
     "bios": "BIOS",
@@ -76,6 +79,10 @@ _FIGURES = {
     "pairs.bandwidth": "bandwidth between hosts",
     "straggler.compute": "computing time of a step",
     "bmc.power_supply.fitted": "number of power supplies",
+    "gpu.count": "number of GPUs",
+    "gpu.pci_count": "number of GPUs on the PCI bus",
+    "fabric_ports.active": "number of RDMA ports that are up",
+    "host.dimm.count": "number of memory modules",
     "host.dimm.speed_rated": "rated speed",
     "optics.rx_power": "received light",
     "optics.temperature": "module temperature",
@@ -232,7 +239,9 @@ def consequence(explained: Sequence[Verdict]) -> str:
 
     For example `; memory bandwidth (copy) 21 % below the limit`.
     """
-    figures = [verdict for verdict in explained if verdict.verdict == FAIL and distance(verdict) > 0]
+    figures = [
+        item for item in explained if item.verdict == FAIL and distance(item) > 0 and item.kind not in OF_INVENTORY
+    ]
     if not figures:
         return ""
     worst = max(figures, key=distance)
@@ -474,15 +483,42 @@ def wrong_cable(shown: Sequence[Verdict]) -> str:
     return f"is cabled to {first.value}; {where} {first.limit}{' there' if first.kind == VerdictKind.PEERS else ''}"
 
 
+def gpu_model(shown: Sequence[Verdict]) -> str:
+    """Return the model of a GPU, and the one that the inventory names."""
+    name = str(shown[0].value)
+    article = "an" if name.startswith(_LIKE_A_VOWEL) else "a"
+    return f"is {article} {name}, but the inventory names {shown[0].limit}"
+
+
+def stated(shown: Sequence[Verdict]) -> str:
+    """Return the value that most hosts have, and the one that the inventory states."""
+    value, limit = format_pair(shown[0].value, shown[0].limit, shown[0].unit)
+    return f"has the {_with_settings(shown[0])} {value}, but the inventory states {limit}"
+
+
+def stated_fabric(shown: Sequence[Verdict]) -> str:
+    """Return number and rate of the fabric ports, and the rate that the inventory states."""
+    return f"has {shown[0].detail}"
+
+
+def limits_of_other_model(shown: Sequence[Verdict]) -> str:
+    """Return that a host misses limits of a GPU model that it does not have."""
+    return "misses limits of the model in the inventory, which is not the model of its GPUs"
+
+
 def identity(shown: Sequence[Verdict]) -> str:
-    """Return that a part is the wrong one, or that two parts have the same identity."""
+    """Return that a part is the wrong one, that its identity changed, or that two parts have the same identity."""
     first = shown[0]
     if first.criterion == "bmc-serial":
         return f"reports another serial than its BMC: {first.value} instead of {first.limit}"
     if first.criterion.startswith("manifest"):
         return f"differs from the manifest: {label(first.name)} {first.value}"
-    if first.value is not None and first.limit is None:
+    if first.criterion == "identity-unique":
         return f"has the {label(first.name)} {first.value}, which must be unique"
+    if first.criterion == "identity-constant":
+        return f"reports another {label(first.name)} than before"
+    if first.verdict != FAIL:
+        return "has GPUs for which there is no criteria pack"
     return f"has the wrong {label(first.name)}"
 
 
@@ -509,5 +545,7 @@ def why(first: Verdict) -> str:
         return first.detail or first.reason.removeprefix(f"host {first.host} {first.scope} ")
     if first.name.partition(".")[0] == RECORD:
         return first.reason.removeprefix("no record: ")
+    if first.name == RATE and first.kind == VerdictKind.INVENTORY:
+        return ""  # the title has it
     has_value = first.value is not None and first.kind != VerdictKind.IDENTITY
     return first.detail if has_value else first.reason

@@ -217,7 +217,7 @@ def check_variables(hosts: Mapping[str, Variables]) -> dict[str, Variables]:
                 .replace("the document: unknown ", "unknown variable ")
                 .removeprefix("the document: ")
             )
-            raise UsageError(f"host {name}: {problem}{_type_remedy(error)}")
+            raise UsageError(f"host {name}: {problem}{_remedy(error)}")
         checked[name] = {**variables, **ours}
     return checked
 
@@ -283,8 +283,15 @@ def _directory_lists() -> frozenset[str]:
     return frozenset(name for name, item in variables.items() if item.get("items") == {"description": ""} | directory)
 
 
-def _type_remedy(error: ValidationError) -> str:
-    """Return how to write a value that has the wrong type because of the inventory's format; empty for any other error."""
+def _remedy(error: ValidationError) -> str:
+    """Return how to correct a value; empty for errors that need no more words.
+
+    For a value out of range, or one that matches no alternative, return what the variable states, with its unit. For a value that
+    has the wrong type because of the inventory's format, return how to write it.
+    """
+    if error.validator in ("minimum", "maximum", "oneOf"):
+        description = str(documents.part("inventory")["properties"][error.absolute_path[0]]["description"])
+        return f" ({description.partition('. ')[0]})"
     if error.validator != "type" or len(error.absolute_path) != 1:
         return ""
     name, value, wanted = error.absolute_path[0], error.instance, error.validator_value

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from fleet.judge.absence import with_absence
 from fleet.judge.evidence import Evidence
@@ -25,20 +26,27 @@ from schemas.stages import GANG
 
 
 def gpu_models(view: HostView) -> Iterator[Verdict]:
-    """Judge whether a criteria pack covers the host's GPUs, and whether they are of the model that the inventory names."""
+    """Judge whether a criteria pack covers the host's GPUs, and whether they are of the model that the inventory names.
+
+    If all GPUs of a host are of another model, no single GPU is at fault: the inventory is wrong, or another model was delivered.
+    """
     if view.no_pack:
         reason = f"{view.no_pack}: set rackproof_gpu_model to the name of a pack, or write a pack (CONTRIBUTING.md)"
         yield view.inconclusive("gpu.name", "host", reason, kind=VerdictKind.IDENTITY)
-    expected = next((pack for pack in view.packs if pack.name == view.host.gpu_model), None)
+    is_judged = any(pack.name == view.host.gpu_model for pack in view.packs)
+    action = "configure" if view.has_only_other_models else "inspect_hardware"
     for scope in view.host.scopes if view.host.device == "gpu" else ():
         if scope not in view.names and view.measured_at(scope):
             yield view.inconclusive("gpu.name", scope, "the GPU does not report its name")
-        elif scope in view.names and expected:
-            name = view.names[scope]
-            passed = name in expected.gpu_names
-            reason = f"found {name}" if passed else f"found {name}, but the inventory has {view.host.gpu_model}"
-            yield _identity_verdict(
-                view, "gpu.name", scope, "gpu-model", name, reason, passed, "inventory: rackproof_gpu_model"
+        elif scope in view.names and is_judged:
+            name, wanted, source = view.names[scope], view.host.gpu_model, "inventory: rackproof_gpu_model"
+            passed = scope not in view.other_models
+            reason = f"found {name}" if passed else f"found {name}, but the inventory has {wanted}"
+            verdict = _identity_verdict(view, "gpu.name", scope, "gpu-model", name, reason, passed, source)
+            yield (
+                verdict
+                if passed
+                else replace(verdict, kind=VerdictKind.MODEL, limit=wanted, action=action, severity="")
             )
 
 

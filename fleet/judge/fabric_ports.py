@@ -7,12 +7,13 @@ of the host. Criteria compare them with the inventory. Other criteria compare ea
 from __future__ import annotations
 
 import operator
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from fleet.judge.bounded_cache import BoundedCache
 from fleet.judge.evidence import Evidence
+from fleet.judge.observation_index import ObservationIndex
 from fleet.quantities import number_or_zero
 from schemas.records import ERROR, Metric, Snapshot, Value
 
@@ -89,3 +90,39 @@ def _total_rate(readings: Mapping[str, Mapping[str, Value]], up: Iterable[str]) 
         )
     ethernet = sum(map(number_or_zero, readings.get("network.speed", {}).values()))
     return max(by_layer[True], by_layer[False], ethernet)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FabricPorts:
+    """The ports of a host that have the link layer of its fabric: of InfiniBand and RoCE, the one with the higher total rate."""
+
+    rates: Mapping[float, int]
+    """Rate of a port that is up in B/s -> number of such ports; the most frequent rate first."""
+    down: int
+    """Number of ports that are not up."""
+
+    @property
+    def rate(self) -> float:
+        """Return the most frequent rate in B/s; 0 if no port is up."""
+        return next(iter(self.rates), 0.0)
+
+    def are_alike(self, gpus: int) -> bool:
+        """Return whether no port is slower or missing: all have one rate and are up, or each GPU has one of the same rate."""
+        count = self.rates.get(self.rate, 0)
+        return count >= gpus or (len(self.rates) == 1 and not self.down)
+
+
+def fabric_ports(observations: ObservationIndex) -> FabricPorts:
+    """Return the fabric ports of a host, as the last snapshot shows them."""
+    readings = {name: observations.last_values(name) for name in _READINGS}
+    by_layer: dict[bool, list[str]] = defaultdict(list)
+    for scope, layer in readings["infiniband.link_layer"].items():
+        by_layer[layer == INFINIBAND].append(scope)
+
+    def rates(scopes: Iterable[str]) -> list[float]:
+        known = readings["infiniband.rate"]
+        return [number_or_zero(known[scope]) for scope in scopes if scope in known and _is_up(readings, scope)]
+
+    ports = max(by_layer.values(), key=lambda scopes: sum(rates(scopes)), default=[])
+    of_ports = rates(ports)
+    return FabricPorts(rates=dict(Counter(of_ports).most_common()), down=len(ports) - len(of_ports))

@@ -218,7 +218,7 @@ def figure_structure(view: HostView, items: Sequence[Observation], *, is_soak: b
         if reason:
             problems.append((position, reason))
         else:
-            most[-1] = most_of_figure(view.shipped_criteria, item)
+            most[-1] = most_of_figure(view.credible_criteria, item)
         benchmark = _benchmark(item)
         fixed = settings_of_plan.get((item.stage, benchmark))
         if fixed is None:
@@ -288,7 +288,7 @@ def figure_problems(
     for position, reason in structure.problems:
         yield _problem(items[position], reason)
     for item in _doubtful(items, structure):
-        if reason := problem_of_figure(view.shipped_criteria, item):
+        if reason := problem_of_figure(view.credible_criteria, item):
             yield _problem(item, reason)
     for position in structure.sampled:
         item = items[position]

@@ -15,6 +15,7 @@ from fleet.judge.one_machine import Machines
 from fleet.judge.outliers import FleetFigures
 from fleet.judge.paths import NormalPaths
 from fleet.judge.reading_support import ReadingSupport
+from fleet.judge.stated_values import StatedValues
 from fleet.judge.stragglers import RankFigures
 from fleet.judge.uniformity import ValueGroups
 from fleet.judge.wiring.links import HostLinks, host_links
@@ -40,6 +41,7 @@ class FleetStats:
         self.link_faults = LinkFaults()
         self.paths = NormalPaths()
         self.support = ReadingSupport()
+        self.stated = StatedValues()
         self.inventories: list[HostInventory] = []
         """The parts of each host; only if the plan has a manifest."""
         self.links: list[HostLinks] = []
@@ -54,6 +56,7 @@ class FleetStats:
         self.machines.add(view)
         self.link_faults.add(view)
         self.support.add(view)
+        self.stated.add(view, self.figures)
         if view.has_record:
             self.digests.add(view)
         self.links.append(host_links(view))
@@ -82,6 +85,7 @@ class FleetStats:
         self.link_faults.update(other.link_faults)
         self.paths.update(other.paths)
         self.support.update(other.support)
+        self.stated.update(other.stated)
         self.inventories += other.inventories
         self.links += other.links
 
@@ -89,3 +93,4 @@ class FleetStats:
         """Compute what requires the statistics of all hosts."""
         self.paths.find_normal_paths(self.figures)
         self.machines.complete()
+        self.stated.complete()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from functools import cached_property, lru_cache
 
 from fleet.judge.baseline import AcceptedRecord
@@ -40,7 +40,9 @@ class HostView:
         self.serials = {f"gpu={gpu.index}": gpu.serial for gpu in self.gpus}
         self.names = {f"gpu={gpu.index}": gpu.name for gpu in self.gpus}
         self.packs, self.no_pack = select_packs(plan, host, self.gpus, packs)
-        shipped = {pack.name for pack in packs if not pack.chosen}
+        self.shipped_packs = [pack for pack in packs if not pack.chosen]
+        """All packs that come with Rackproof, also those that do not apply to the host."""
+        shipped = {pack.name for pack in self.shipped_packs}
         self.operator_packs = {origin for pack in packs if pack.chosen for origin in pack.origins} - shipped
         """Names of the packs that the operator wrote. `must_match` states which of their criteria must match an observation."""
         self.expected = plan.expected_of(host)
@@ -57,10 +59,32 @@ class HostView:
 
     @cached_property
     def nvlink_domain(self) -> str:
-        """Return the NVLink domain that the host must share with other hosts, as text: `domain 7`; empty if none is required."""
+        """Return the NVLink domain that the host must share with other hosts, as text: `domain 7`; empty if none is required.
+
+        A model that only the inventory names, and no GPU reports, requires none.
+        """
         if self.host.nvlink_domain:
             return f"domain {self.host.nvlink_domain}"
-        return f"domain of rack {self.host.rack}" if any(pack.rack_is_nvlink_domain for pack in self.packs) else ""
+        is_required = any(pack.rack_is_nvlink_domain for pack in self.packs) and not self.has_only_other_models
+        return f"domain of rack {self.host.rack}" if is_required else ""
+
+    @cached_property
+    def other_models(self) -> Mapping[str, str]:
+        """Return the scope of each GPU that is of another model than the inventory names -> the name that the GPU reports."""
+        named = next((pack for pack in self.packs if pack.name == self.host.gpu_model), None)
+        scopes = self.host.scopes if named and self.host.device == "gpu" else ()
+        names = {scope: self.names[scope] for scope in scopes if scope in self.names}
+        return {scope: name for scope, name in names.items() if named and name not in named.gpu_names}
+
+    @cached_property
+    def has_only_other_models(self) -> bool:
+        """Return whether every planned GPU that reports its name is of another model than the inventory names."""
+        return 0 < len(self.other_models) == sum(scope in self.names for scope in self.host.scopes)
+
+    def packs_of(self, names: Collection[str]) -> list[Pack]:
+        """Return the shipped packs of the GPU models with these names; `common` if there is none."""
+        found = [pack for pack in self.shipped_packs if set(names) & set(pack.gpu_names)]
+        return found or [pack for pack in self.shipped_packs if pack.name == "common"]
 
     @property
     def has_record(self) -> bool:
@@ -273,6 +297,16 @@ class HostView:
     def shipped_criteria(self) -> dict[str, Criterion]:
         """Return id -> criterion, for the shipped packs of this host, including criteria that a pack of the operator replaces."""
         return criteria_by_id([pack for pack in self.packs if not pack.chosen])
+
+    @cached_property
+    def credible_criteria(self) -> dict[str, Criterion]:
+        """Return id -> criterion, for the shipped criteria whose datasheet bounds the figures that this host can reach.
+
+        If all GPUs are of another model than the inventory names, these are the criteria of the model that the GPUs report.
+        """
+        if not self.has_only_other_models:
+            return self.shipped_criteria
+        return criteria_by_id(self.packs_of(set(self.other_models.values()))[:1])
 
     def inconclusive(
         self,

@@ -40,6 +40,7 @@ from fleet.judge.missing import with_missing_gpus
 from fleet.judge.modules import with_module
 from fleet.judge.node_coverage import silent_nodes
 from fleet.judge.one_machine import with_one_machine
+from fleet.judge.other_model import with_other_model
 from fleet.judge.passes import Remaining
 from fleet.judge.paths import with_nccl_settings, with_slow_path
 from fleet.judge.port_coverage import silent_pairs, silent_ports
@@ -49,6 +50,7 @@ from fleet.judge.refusals import refused_readings
 from fleet.judge.required_ports import unmeasured_ports
 from fleet.judge.shared_gpus import with_other_processes
 from fleet.judge.slot_limits import with_slot_limit
+from fleet.judge.stated_values import with_stated_values
 from fleet.judge.storage_coverage import silent_totals
 from fleet.judge.stragglers import with_straggler_causes
 from fleet.judge.uniformity import has_observation, uniform
@@ -245,7 +247,7 @@ def _annotate(view: HostView, verdicts: Sequence[Verdict], stats: FleetStats) ->
     """Return the verdicts on one host; each failure with its explanation and the part that it is attributed to."""
     normal_paths = stats.paths.paths
     annotated = []
-    for verdict in with_culprits(view, verdicts):
+    for verdict in with_stated_values(view, with_other_model(view, with_culprits(view, verdicts)), stats.stated):
         verdict = with_nccl_settings(view, with_slow_path(view, verdict, verdicts, normal_paths), verdicts)
         verdict = _with_log_lifetime(with_missing_gpus(view, with_module(view, verdict), stats.slots))
         verdict = with_slot_limit(view, verdict)

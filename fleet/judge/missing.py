@@ -16,7 +16,7 @@ from fleet.judge.gpu_identity import identity, identity_text
 from fleet.judge.host_view import HostView
 from fleet.quantities import counted
 from schemas.records import Value
-from schemas.reports import FAIL, Verdict
+from schemas.reports import FAIL, Verdict, VerdictKind
 from schemas.scopes import Scope, pci_address
 
 DRIVER, BUS, BOUND_TO, PERMITTED = "gpu.count", "gpu.pci_count", "pcie.driver", "pcie.permitted"
@@ -97,6 +97,8 @@ def with_missing_gpus(view: HostView, verdict: Verdict, slots: SlotMap) -> Verdi
     If settings explain all GPUs that the driver does not list (`gpu.count`), the action becomes `configure`.
     """
     is_count = verdict.name in (DRIVER, BUS) and verdict.verdict == FAIL and verdict.scope == "host"
+    if verdict.kind == VerdictKind.INVENTORY:
+        return verdict  # every host has as many GPUs, so none is missing
     if not is_count or not isinstance(verdict.value, int) or not isinstance(verdict.limit, int):
         return verdict
     missing = verdict.limit - verdict.value

@@ -44,7 +44,7 @@ def soak_problems(view: HostView, record: Record) -> Iterator[Problem]:
     for series in soak.timeline.series:
         same = [item for item in figures if (item.name, item.scope) == (series.name, series.scope)]
         figure = next((item for item in same if identifying_params(item) == dict(series.params)), None)
-        problem = series_problem(view.criteria(), series, figure) or _order_problem(series)
+        problem = series_problem(view.credible_criteria, series, figure) or _order_problem(series)
         # If the figure could not be measured in a round, this is a verdict of its own, and the series is not compared.
         if not problem and output_of(series.name) and all(item.status == MEASURED for item in same):
             problem = _figure_problem(series, soak, figure)

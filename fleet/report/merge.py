@@ -120,6 +120,7 @@ def fleet_report(
         diff=diff,
         replaced=replaced,
         machines=stats.machines.shared(),
+        excesses=tuple(stats.stated.excesses()),
         version_caveats=tuple(vulnerability_lines(plan, versions, vulnerable, context.advisories)),
         compared={
             item.name.split(".")[0]

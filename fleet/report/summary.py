@@ -9,6 +9,7 @@ from fleet.diff.against_baseline import BaselineDiff
 from fleet.diff.against_baseline import summary as changes_summary
 from fleet.judge.drift import DRIFT, REFERENCE_S
 from fleet.judge.manifest import manifest_summary
+from fleet.judge.stated_values import Excess
 from fleet.judge.waivers import summary as waivers_summary
 from fleet.planning.test_selection import selection_summary, status_suffix
 from fleet.quantities import counted
@@ -79,6 +80,8 @@ class SummaryInput:
     """The lines of `vulnerability_lines`."""
     machines: Sequence[Sequence[str]] = ()
     """For each machine that the inventory lists as several hosts: the names of these hosts."""
+    excesses: Sequence[Excess] = ()
+    """Values of the inventory that every host exceeds for which they are stated."""
     compared: Collection[str] = ()
     """Benchmarks with a figure that a criterion compares with the median of the fleet."""
 
@@ -113,6 +116,7 @@ def acceptance(summary: SummaryInput, decision: str) -> Acceptance:
     lines += allowances(plan.hosts)
     lines += [] if plan.rehearsal else shared_machines(summary.machines)
     lines += [] if plan.rehearsal else untested_gpus(plan.hosts, facts, summary.machines)
+    lines += [] if plan.rehearsal else low_limits(summary.excesses)
     lines += stolen_time(facts)
     lines += limited_processors(facts)
     lines += summary.version_caveats
@@ -175,6 +179,16 @@ def untested_gpus(
         variables = "rackproof_gpu_count, rackproof_gpu_devices"
         text = f"only some GPUs of these hosts are under test ({variables}): {join_names(partly, 5)}"
         yield SummaryLine(kind=LineKind.CAVEAT, title="GPUs not tested", text=text, values={"hosts": len(partly)})
+
+
+def low_limits(excesses: Sequence[Excess]) -> Iterator[SummaryLine]:
+    """Yield a caveat for each value of the inventory that every host exceeds for which it is stated."""
+    for item in excesses:
+        text = (
+            f"{item.variable} states {item.stated} for {counted(item.hosts, 'host')}, all of which have at least {item.found}: "
+            "limits that follow from this variable are too low, so a fault may go unnoticed"
+        )
+        yield SummaryLine(kind=LineKind.CAVEAT, title="Inventory", text=text, values={"hosts": item.hosts})
 
 
 def stolen_time(facts: Mapping[str, HostFacts]) -> Iterator[SummaryLine]:

@@ -45,7 +45,7 @@ from fleet.quantities import counted
 from fleet.quantities import quantity as shown
 from fleet.scope_text import describe_scope
 from schemas.records import ERROR, MEASURED, Observation
-from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict, VerdictKind
+from schemas.reports import FAIL, INCONCLUSIVE, OF_INVENTORY, PASS, Verdict, VerdictKind
 from schemas.scopes import Scope, pci_address
 
 _KIND_NAMES = {NIC: "NIC", GPU: "GPU"}
@@ -436,5 +436,7 @@ def _failed_alone(members: Mapping[str, HostView], verdicts: Iterable[Verdict]) 
         view = members.get(verdict.host)
         scope = verdict.part_scope
         is_joint = verdict.stage == STAGE and from_benchmark(verdict.name)
-        if view and verdict.verdict == FAIL and verdict.action != "none" and not is_joint and scope in view.host.scopes:
+        is_of_inventory = verdict.kind in OF_INVENTORY and verdict.action == "configure"
+        requires_action = verdict.verdict == FAIL and verdict.action != "none" and not is_of_inventory
+        if view and requires_action and not is_joint and scope in view.host.scopes:
             yield verdict.host, view.host.scopes.index(scope)

@@ -16,7 +16,7 @@ from fleet.judge.localization.gang_pairs import GangPairs
 from fleet.judge.localization.launches import Attempt, gang_attempts
 from fleet.judge.localization.matrix import SWITCH
 from fleet.judge.localization.port_pairs import FABRIC_PARTS, VerbsPairs
-from schemas.reports import FAIL, PASS, Verdict
+from schemas.reports import FAIL, OF_INVENTORY, PASS, Verdict
 from schemas.scopes import Scope
 
 
@@ -129,4 +129,5 @@ def has_slow_collective(attempt: Attempt, last_hosts: Collection[str], verdicts:
 
 def _is_slow_collective(verdict: Verdict, scope: str) -> bool:
     is_speed = verdict.name.endswith((".busbw", ".algbw", ".latency"))
-    return verdict.verdict == FAIL and verdict.scope == scope and verdict.name.startswith("collective.") and is_speed
+    is_of_gang = verdict.scope == scope and verdict.name.startswith("collective.")
+    return verdict.verdict == FAIL and is_of_gang and is_speed and verdict.kind not in OF_INVENTORY

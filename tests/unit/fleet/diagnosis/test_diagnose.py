@@ -153,7 +153,11 @@ def test_cause_is_as_severe_as_its_most_severe_verdict() -> None:
 
 def test_parts_with_the_same_serial_are_named_together() -> None:
     verdicts = [
-        failed("gpu.serial", "gpu=6", host, kind=VerdictKind.IDENTITY, value="S1", limit=None) for host in ("a", "b")
+        replace(
+            failed("gpu.serial", "gpu=6", host, kind=VerdictKind.IDENTITY, value="S1", limit=None),
+            criterion="identity-unique",
+        )
+        for host in ("a", "b")
     ]
     (cause,) = diagnose(verdicts, {})
     assert cause.title == "2 parts (GPU 6 of a, GPU 6 of b): each has the serial S1, which must be unique"

@@ -787,7 +787,7 @@ def test_gpu_model_must_match_the_inventory() -> None:
     )
     other = replace(builders.gpu("h1", 0), name="NVIDIA H100")
     (bad,) = judge_criteria(plan, host_evidence(plan, gpus=(other,)))
-    assert (bad.verdict, bad.action) == (FAIL, "inspect_hardware")
+    assert (bad.verdict, bad.action, bad.limit) == (FAIL, "configure", "h200-sxm")
     assert bad.reason == "found NVIDIA H100, but the inventory has h200-sxm"
     (unnamed,) = judge_criteria(plan, host_evidence(plan, gpus=()))
     assert (unnamed.verdict, unnamed.reason) == (INCONCLUSIVE, "the GPU does not report its name")

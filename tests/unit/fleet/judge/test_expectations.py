@@ -61,7 +61,7 @@ def test_host_without_a_pack_for_its_gpu_model_is_inconclusive() -> None:
     ("names", "verdict", "reason", "action"),
     [
         (("NVIDIA H200",), PASS, "found NVIDIA H200", "none"),
-        (("NVIDIA X", "NVIDIA Y"), FAIL, "found NVIDIA H200, but the inventory has h200-sxm", "inspect_hardware"),
+        (("NVIDIA X", "NVIDIA Y"), FAIL, "found NVIDIA H200, but the inventory has h200-sxm", "configure"),
     ],
 )
 def test_model_of_each_gpu_is_compared_with_the_inventory(
@@ -81,7 +81,7 @@ def test_model_of_each_gpu_is_compared_with_the_inventory(
             action,
         )
         assert (item.criterion, item.kind, item.value, item.unit) == (
-            "gpu-model", VerdictKind.IDENTITY, "NVIDIA H200", "1",
+            "gpu-model", VerdictKind.IDENTITY if verdict == PASS else VerdictKind.MODEL, "NVIDIA H200", "1",
         )  # fmt: skip
         assert (item.source, item.basis) == ("inventory: rackproof_gpu_model", "policy")
 

@@ -13,7 +13,7 @@ from fleet.judge.host_view import HostView
 from schemas.plans import Part
 from tests.unit.fleet.judge.small_fleet import host_view, one_figure_plan
 
-OF_IDENTITIES = ("duplicates", "serials", "slots", "domains", "machines", "link_faults", "support")
+OF_IDENTITIES = ("duplicates", "serials", "slots", "domains", "machines", "link_faults", "support", "stated")
 """Names of the statistics to which `FleetStats.add_identities` adds every host."""
 OF_VALUES = ("figures", "groups", "ranks")
 """Names of the statistics to which `FleetStats.add_values` adds every host."""
@@ -90,9 +90,12 @@ def test_every_statistic_is_tested() -> None:
     assert vars(FleetStats(Planned(PLAN))).keys() == known
 
 
-def test_complete_finds_normal_paths_and_shared_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_complete_finds_normal_paths_shared_machines_and_values_of_the_inventory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     stats, found = FleetStats(Planned(PLAN)), []
     monkeypatch.setattr(stats.paths, "find_normal_paths", found.append)
     monkeypatch.setattr(stats.machines, "complete", lambda: found.append("machines"))
+    monkeypatch.setattr(stats.stated, "complete", lambda: found.append("stated"))
     stats.complete()
-    assert found == [stats.figures, "machines"]
+    assert found == [stats.figures, "machines", "stated"]

@@ -70,7 +70,11 @@ def evidence(
     change(readings)
     result = {}
     for host, of_host in builders.evidence(plan).items():
-        records = tuple(with_readings(record, readings[host]) for record in of_host.records)
+        model = {"gb200": "NVIDIA GB200"}.get(plan.host(host).gpu_model, "NVIDIA H200")
+        records = tuple(
+            replace(with_readings(record, readings[host]), gpus=tuple(replace(gpu, name=model) for gpu in record.gpus))
+            for record in of_host.records
+        )
         result[host] = builders.with_observations(
             replace(of_host, records=records),
             lambda item: with_transport(item, transport),
