@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -123,33 +125,78 @@ def test_drain_reason_is_ascii_and_its_numbers_stay_readable() -> None:
     assert text == "rackproof: rma: gpu=1 165: x: found -12345 us, wanted >= 93 C ?now?"
 
 
+def run_hook(
+    directory: Path, doctor: str, settings: str = "", scontrol: str = "", python: str = "", context: str = ""
+) -> Done:
+    """Run rackproof-health with other settings than those in /etc, and programs in `directory` for doctor and scontrol.
+
+    Args:
+        python: text of a program in place of the agent's Python; empty: the Python of the tests.
+        context: the hook of Slurm, as in the variable SLURM_SCRIPT_CONTEXT.
+    """
+    path = directory / "slurm-health.conf"
+    text = f"# Settings\n RACKPROOF = {directory}/rackproof \nSCONTROL={directory}/scontrol\n{settings}\n"
+    path.write_text(text, errors="surrogateescape")
+    hook = (ROOT / "deploy/slurm/rackproof-health").read_text(encoding="utf-8")
+    programs = {"rackproof": doctor, "scontrol": scontrol, "python": python}
+    programs["hook"] = hook.replace("/etc/rackproof/slurm-health.conf", str(path))
+    for name, program in programs.items():
+        if program:
+            (directory / name).write_text(program, encoding="utf-8")
+            (directory / name).chmod(0o755)
+    if not python:
+        (directory / "python").symlink_to(sys.executable)
+    environment = {"SLURM_SCRIPT_CONTEXT": context, "SLURMD_NODENAME": "node1"}  # slurmd runs its hooks without PATH
+    return subprocess.run([directory / "hook"], env=environment, capture_output=True, text=True, check=False)
+
+
+def doctor_with(*findings: dict[str, str]) -> str:
+    """Return a program that prints these findings, as doctor does, and exits with 1."""
+    return f"#!/bin/sh\necho '{json.dumps({'findings': findings})}'\nexit 1\n"
+
+
+FAULT = {"action": "rma", "scope": "gpu=1", "serial": "165", "name": "x", "reason": "y"}
+
+
 @pytest.mark.parametrize(
     ("doctor", "settings"),
     [
         ("echo '{\"findings\": []}'; exit 1", ""),
         ("echo '[]'; exit 1", ""),
+        ("echo '{\"findings\": [{}]}'; exit 1", ""),
         ("echo Traceback >&2; exit 1", ""),
         ("exit 127", ""),
         ("true", "TIMEOUT=soon"),
         ("true", "\udcff"),
     ],
-    ids=["no finding", "not an object", "traceback", "exit code 127", "invalid setting", "settings that are not UTF-8"],
+    ids=[
+        *("no finding", "not an object", "finding without fields", "traceback", "exit code 127", "invalid setting"),
+        "settings that are not UTF-8",
+    ],
 )
 def test_health_check_does_not_drain_a_node_if_doctor_or_the_settings_are_broken(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, doctor: str, settings: str
+    tmp_path: Path, doctor: str, settings: str
 ) -> None:
-    (tmp_path / "rackproof").write_text(f"#!/bin/sh\n{doctor}\n")
-    (tmp_path / "rackproof").chmod(0o755)
-    path = tmp_path / "slurm-health.conf"
-    path.write_text(f"RACKPROOF={tmp_path}/rackproof\n{settings}\n", errors="surrogateescape")
-    monkeypatch.setenv("SLURM_SCRIPT_CONTEXT", "prolog_slurmd")
-    main = runpy.run_path(str(ROOT / "deploy" / "slurm" / "rackproof-health"))["main"]
-    main.__globals__["SETTINGS"] = path
-    assert main() == 0
-    assert "rackproof-health: not checked: " in capfd.readouterr().err
+    done = run_hook(tmp_path, f"#!/bin/sh\n{doctor}\n", settings, context="prolog_slurmd")
+    assert done.returncode == 0
+    assert "rackproof-health: not checked: " in done.stderr
 
 
-@pytest.mark.parametrize("context", ["prolog_slurmd", "health_check"])
+@pytest.mark.parametrize(
+    "python",
+    ["#!/nowhere\n", *(f"#!/bin/sh\nexit {code}\n" for code in (1, 2, 126, 127)), "#!/bin/sh\nkill -SEGV $$\n"],
+    ids=["missing", "exit code 1, as of a syntax error", "2", "126", "127", "crash"],
+)
+@pytest.mark.parametrize("context", ["prolog_slurmd", "epilog_slurmd", "health_check"])
+def test_health_check_whose_python_does_not_start_is_logged_and_does_not_drain_the_node(
+    tmp_path: Path, python: str, context: str
+) -> None:
+    done = run_hook(tmp_path, doctor_with(FAULT), python=python, context=context)
+    assert done.returncode == 0
+    assert f"rackproof-health: not checked: {tmp_path}/python {tmp_path}/hook exits with " in done.stderr
+
+
+@pytest.mark.parametrize("context", ["prolog_slurmd", "epilog_slurmd", "health_check"])
 @pytest.mark.parametrize(
     ("scontrol", "logged"),
     [
@@ -164,27 +211,10 @@ def test_health_check_does_not_drain_a_node_if_doctor_or_the_settings_are_broken
     ids=["drained", "already drained", "controller not reachable", "scontrol not installed"],
 )
 def test_health_check_logs_a_fault_and_a_failure_to_drain_the_node(
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    scontrol: str,
-    logged: str,
-    context: str,
+    tmp_path: Path, scontrol: str, logged: str, context: str
 ) -> None:
-    finding = {"action": "rma", "scope": "gpu=1", "serial": "165", "name": "x", "reason": "y"}
-    doctor = f"#!/bin/sh\necho '{json.dumps({'findings': [finding]})}'\nexit 1\n"
-    for name, text in (("rackproof", doctor), ("scontrol", scontrol)):
-        if text:
-            (tmp_path / name).write_text(text)
-            (tmp_path / name).chmod(0o755)
-    settings = tmp_path / "slurm-health.conf"
-    settings.write_text(f"RACKPROOF={tmp_path}/rackproof\nSCONTROL={tmp_path}/scontrol\n")
-    monkeypatch.setenv("SLURM_SCRIPT_CONTEXT", context)
-    monkeypatch.setenv("SLURMD_NODENAME", "node1")
-    main = runpy.run_path(str(ROOT / "deploy" / "slurm" / "rackproof-health"))["main"]
-    main.__globals__["SETTINGS"] = settings
-    assert main() == (1 if context == "prolog_slurmd" else 0)
-    output = capfd.readouterr().err
-    assert "fault on node1: rackproof: rma: gpu=1 165: x: y" in output
-    assert ("was not drained" in output) == bool(logged)
-    assert logged in output
+    done = run_hook(tmp_path, doctor_with(FAULT), scontrol=scontrol, context=context)
+    assert done.returncode == (1 if context == "prolog_slurmd" else 0)
+    assert "fault on node1: rackproof: rma: gpu=1 165: x: y" in done.stderr
+    assert ("was not drained" in done.stderr) == bool(logged)
+    assert logged in done.stderr
