@@ -119,9 +119,9 @@ def test_labels_of_actions_are_complete_and_sorted_by_severity() -> None:
 
 def test_drain_reason_is_ascii_and_its_numbers_stay_readable() -> None:
     """rackproof-health passes only ASCII to scontrol, so it replaces other characters."""
-    drain_reason = runpy.run_path(str(ROOT / "deploy" / "slurm" / "rackproof-health"))["_drain_reason"]
+    summary = runpy.run_path(str(ROOT / "deploy" / "slurm" / "rackproof-health"))["_summary"]
     finding = {"action": "rma", "scope": "gpu=1", "serial": "165", "name": "x"}
-    text = drain_reason([{**finding, "reason": "found −12\u202f345 µs, wanted ≥ 93 °C “now”"}])
+    text = summary([{**finding, "reason": "found −12\u202f345 µs, wanted ≥ 93 °C “now”"}])
     assert text == "rackproof: rma: gpu=1 165: x: found -12345 us, wanted >= 93 C ?now?"
 
 
@@ -218,3 +218,59 @@ def test_health_check_logs_a_fault_and_a_failure_to_drain_the_node(
     assert "fault on node1: rackproof: rma: gpu=1 165: x: y" in done.stderr
     assert ("was not drained" in done.stderr) == bool(logged)
     assert logged in done.stderr
+
+
+SETTING = {"action": "configure", "scope": "gpu=2", "serial": "166", "name": "gpu.mig.enabled", "reason": "found true"}
+SCONTROL = '#!/bin/sh\n[ "$1" = show ] || echo "$@" >>"$(dirname "$0")/calls"\n'
+
+
+@pytest.mark.parametrize("context", ["prolog_slurmd", "epilog_slurmd", "health_check"])
+def test_health_check_logs_a_setting_and_does_not_drain_the_node(tmp_path: Path, context: str) -> None:
+    done = run_hook(tmp_path, doctor_with(SETTING, SETTING), scontrol=SCONTROL, context=context)
+    assert (done.returncode, (tmp_path / "calls").exists()) == (0, False)
+    line = "because it is a setting: rackproof: configure: gpu=2 166: gpu.mig.enabled: found true (and 1 more)"
+    assert line in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("findings", "reason"),
+    [
+        ([FAULT, SETTING], "Reason=rackproof: rma: gpu=1 165: x: y\n"),
+        (
+            [{"action": "configure", "scope": "host", "name": "gpu.count", "reason": "found 7, wanted = 8"}],
+            "Reason=rackproof: configure: gpu.count: found 7, wanted = 8\n",
+        ),
+        (
+            [{**FAULT, "action": "none"}, {**FAULT, "action": "monitor"}],
+            "Reason=rackproof: none: gpu=1 165: x: y (and 1 more)\n",
+        ),
+    ],
+    ids=["a fault beside a setting", "a setting hides a GPU", "actions none and monitor"],
+)
+def test_health_check_drains_a_node_with_findings_that_are_no_settings(
+    tmp_path: Path, findings: list[dict[str, str]], reason: str
+) -> None:
+    done = run_hook(tmp_path, doctor_with(*findings), scontrol=SCONTROL, context="prolog_slurmd")
+    assert done.returncode == 1
+    assert (tmp_path / "calls").read_text().endswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("criteria", "options"),
+    [
+        ("", ""),
+        ("/etc/rackproof/site.yml", "--criteria=/etc/rackproof/site.yml "),
+        ("no-vulnerabilities, /a b.yml", "--criteria=no-vulnerabilities --criteria=/a b.yml "),
+    ],
+)
+def test_health_check_gives_its_packs_to_doctor(tmp_path: Path, criteria: str, options: str) -> None:
+    doctor = '#!/bin/sh\necho "$* " >"$(dirname "$0")/options"\necho "{}"\n'
+    assert run_hook(tmp_path, doctor, f"GPUS=8\nCRITERIA={criteria}").returncode == 0
+    assert (tmp_path / "options").read_text() == f"doctor --json --seconds 0.5 --gpus 8 {options}\n"
+
+
+def test_lowered_clocks_mig_and_power_limits_are_settings() -> None:
+    names = ("gpu.clock.lowered", "gpu.mig.enabled", "gpu.power_limit_lowered")
+    judging = [item for pack in read_packs([]) for item in pack.criteria if item.name in names]
+    assert {item.name for item in judging} == {*names}
+    assert {(item.action, item.severity) for item in judging} == {("configure", "critical")}
