@@ -2,7 +2,8 @@
 
 A record is compressed and split into parts, one per line. Each line has the host, the number of the part, the number of parts
 and the checksum of the record. A line has at most 4096 bytes, because a pipe with several writers mixes longer lines. Only a line
-with long names that are not ASCII may be longer: up to 16 KiB, at which container runtimes split lines.
+with long names that are not ASCII may be longer: up to 16 KiB, at which container runtimes split lines. mpirun and srun may mix
+lines of any length if several hosts print at once, so under them one host must print after the other.
 Text before a part (a time, a pod name, a rank) is ignored, as is Docker's JSON around a line. Missing or changed parts are
 reported.
 """

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from agent.cli.common import fail
+from agent.launch import options as launch_options
 from agent.placement.membership import find_host
+from agent.run import lease
 from agent.run.record import HostRun
 from schemas import documents, frames
-from schemas.run_directory import RunDirectory
 
 NODE_VARIABLE = "RACKPROOF_NODE"
 """Environment variable with the name of the cluster node, which differs from the host name of a pod."""
@@ -27,20 +28,24 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="print this host's records as lines that `rackproof collect` reads from a log; exits 2 if this host has no record",
         epilog="example: rackproof emit-record --run-dir /var/lib/rackproof/runs/r1",
     )
-    parser.add_argument("--run-dir", type=Path, required=True, help="directory of the run on this host")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--run-dir", type=Path, help="directory of the run on this host")
+    source.add_argument(
+        "--plan", help=f"plan of the run, if `rackproof run-host` had no --run-dir and used {lease.STATE}/runs/RUN_ID"
+    )
     parser.add_argument(
         "--host", help="this host's name in the plan (default: the planned host whose name matches this machine)"
     )
-    parser.set_defaults(call=_emit_record)
+    parser.set_defaults(call=_emit_record, detach=False)
 
 
 def _emit_record(options: argparse.Namespace) -> int:
-    host = options.host
-    if not host:
-        host = find_host(RunDirectory(options.run_dir).read_plan(), os.environ)
-    if emit_records(HostRun(options.run_dir, host)):
+    plan = launch_options.read_plan(options).plan
+    directory = options.run_dir or lease.STATE / lease.RUNS / plan.run_id
+    host = options.host or find_host(plan, os.environ)
+    if emit_records(HostRun(directory, host)):
         return 0
-    return fail(f"{options.run_dir} has no record of {host} yet: run `rackproof run-host` first", NO_RECORD)
+    return fail(f"{directory} has no record of {host} yet: run `rackproof run-host` first", NO_RECORD)
 
 
 def emit_records(run: HostRun) -> int:

@@ -6,6 +6,7 @@
 #   rackproof COMMAND …           run `rackproof COMMAND …`
 #   sshd                          run sshd, to which the mpirun of another container connects
 #   mpi COMMAND …                 run COMMAND, configured so that its mpirun can connect to the sshd of the other containers
+#   run-hosts PLAN [OPTIONS]      run `rackproof run-host` in the other containers with mpirun, then print their records
 #   PROGRAM …                     run any other program
 set -eu
 here=$(dirname "$0")
@@ -45,6 +46,11 @@ case ${1-} in
     shift
     record_command mpi
     exec "$here/mpi.sh" "$@"
+    ;;
+  run-hosts)
+    shift
+    record_command run-hosts
+    exec "$here/mpi.sh" "$here/run-hosts.sh" "$@"
     ;;
 esac
 if ! command -v "$1" >/dev/null; then

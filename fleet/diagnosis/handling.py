@@ -93,6 +93,7 @@ _NEW_RUN = (
     "nothing about the parts."
 )
 _FIND_SETTER = "find what sets the mode: image, configuration management, job prolog or hypervisor."
+_FIND_LIMITER = "find the service, or the power cap of the BMC, that lowers the limit or the clocks."
 _MODULE = Handling(
     "Inspect and clean both ends of the fibre, reseat the module and the cable; the host may stay on. Then read the port again: "
     "ethtool -m INTERFACE, or mlxlink -d ADAPTER -m -c.",
@@ -212,9 +213,13 @@ HANDLING = {
         "Check the cooling: fans, filters, blanking panels and airflow, or flow and temperature of the coolant.",
         "check the heat sink and the thermal paste of the GPU, or return the GPU (RMA).",
     ),
+    ("power-limited", "configure", ""): Handling(
+        "Restore the default clocks: sudo nvidia-smi -i PCI_ADDRESS -rac, and the default power limit: sudo nvidia-smi -i "
+        "PCI_ADDRESS -pl WATTS. A reboot restores them, too.",
+        _FIND_LIMITER,
+    ),
     ("power-limited", "reboot", ""): Handling(
-        "Drain the host and reboot it, which restores the default power limit and clocks.",
-        "find the service, or the power cap of the BMC, that lowers the limit or the clocks.",
+        "Drain the host and reboot it, which restores the default power limit and clocks.", _FIND_LIMITER
     ),
     ("power-limited", "inspect_hardware", ""): Handling(
         "Check the power supplies, their cables and the power cap of the BMC.",

@@ -175,7 +175,7 @@ def with_foreign_records(evidence: Evidence) -> Evidence:
     foreign = [
         record
         for record in evidence.records
-        if record.gang and any(_are_of_two_machines(host_record, record) for host_record in host_records)
+        if record.gang and any(are_of_two_machines(host_record, record) for host_record in host_records)
     ]
     if not foreign:
         return evidence
@@ -183,7 +183,7 @@ def with_foreign_records(evidence: Evidence) -> Evidence:
     return replace(evidence, records=records, foreign=tuple(foreign))
 
 
-def _are_of_two_machines(one: Record, other: Record) -> bool:
+def are_of_two_machines(one: Record, other: Record) -> bool:
     """Return whether two machines wrote the records.
 
     That is so if both have identities of the same kind, such as GPU serials, but not one identity in common.
@@ -236,7 +236,8 @@ def _of_two_machines(host: str, evidence: Evidence, known: DuplicateSerials) -> 
         texts.append(f"{record_name(host, record.gang)} lists {_serials(record.gpus)}{owner}")
     return (
         f"the records of this host are of different machines: {'; '.join(texts)}; a record of another host was delivered under "
-        "this name: resume the run, and check that every name of the inventory leads to its own host"
+        "this name, or a pod was replaced by one on another node: resume the run, and check that every name of the inventory "
+        "leads to its own host"
     )
 
 

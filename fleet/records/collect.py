@@ -1,8 +1,9 @@
 """Copy records from logs or volumes into the run directory, for runs without a playbook that fetches them.
 
-A damaged record is rejected. A host that began the run more than once has records of several attempts. If the records for one
-path (collected, or already in the run directory) are of different attempts, the collected ones are rejected, unless the operator
-chooses the first or the last attempt.
+A damaged record is rejected. A host that began the run more than once has records of several attempts. If the records of one
+host (collected, or already in the run directory) are of different attempts or machines, the collected ones are rejected, unless
+the operator chooses the first or the last attempt. All records of the host are then taken from that attempt, and a record of
+another attempt in the run directory is moved to `quarantine/`.
 
 A record is written to `quarantine/` if its run id or nonce is not that of this run, if the plan lacks its host or has the host in
 another gang (the hosts of one multi-node launch), or if it is of an attempt that the operator did not choose.
@@ -21,6 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fleet import progress
+from fleet.judge.duplicates import are_of_two_machines
 from schemas import documents
 from schemas.decode import record_from_json
 from schemas.frames import FramedRecord
@@ -31,6 +33,10 @@ from schemas.stages import GANG
 
 QUARANTINE, COLLECTED = "quarantine", "collected.jsonl"
 FIRST, LAST = "first", "last"
+Pair = tuple[Record, FramedRecord]
+Attempt = dict[str, list[list[Pair]]]
+"""The records of one execution of the run by a host, by gang (empty: the host's own record). If records contradict each other, a
+gang has several lists. In each list, each record extends the one before it."""
 
 
 @dataclass(kw_only=True)
@@ -60,7 +66,7 @@ class RecordCollector:
 
     def add(self, frames: Iterable[FramedRecord]) -> CollectionResult:
         """Write each accepted record to its path. If several records of a path are of one attempt, only the latest is written."""
-        accepted: dict[str, list[tuple[Record, FramedRecord]]] = {}
+        accepted: dict[str, list[Pair]] = {}
         items = list(dict.fromkeys(frames))
         progress.begin("checking records", len(items))
         for item in items:
@@ -73,9 +79,9 @@ class RecordCollector:
             if reason := self._foreign_reason(record, item):
                 self._quarantine(item, reason)
                 continue
-            accepted.setdefault(record_name(record.host, record.gang), []).append((record, item))
-        for path, records in accepted.items():
-            self._write_record(path, records)
+            accepted.setdefault(record.host, []).append((record, item))
+        for host, records in accepted.items():
+            self._write_records(host, records)
         self._result.missing = [path for path in self._expected_paths() if not (self._directory / path).exists()]
         return self._result
 
@@ -113,31 +119,65 @@ class RecordCollector:
             return f"{item.source}: the plan has host {record.host} in gang {gang or 'none'}, not {record.gang}"
         return ""
 
-    def _write_record(self, path: str, records: list[tuple[Record, FramedRecord]]) -> None:
-        """Choose among the records collected for `path` and the one that is already there, and write the chosen one."""
-        existing = self._existing_record(path)
-        attempts = _group_by_attempt([*([existing] if existing else []), *records])
-        if len(attempts) > 1 and not self._attempt:
-            source = records[0][1].source
-            self._report_problem(
-                "rejected",
-                records[0][1],
-                f"{source}: {path}: {_describe_attempts(attempts)}: choose one with --attempt first or --attempt last",
-            )
+    def _write_records(self, host: str, records: list[Pair]) -> None:
+        """Choose one attempt among the records collected for a host and those that are already there, and write its records."""
+        gangs = dict.fromkeys(("", self._plan.host(host).gang))
+        existing = {gang: pair for gang in gangs if (pair := self._existing_record(record_name(host, gang)))}
+        attempts = _group_by_attempt([*existing.values(), *records])
+        is_ambiguous = len(attempts) > 1 or any(len(versions) > 1 for versions in attempts[0].values())
+        if is_ambiguous and not self._attempt:
+            self._reject(records, attempts)
             return
-        chosen = attempts[0 if self._attempt == FIRST else -1]
-        for attempt in attempts:
-            if attempt is not chosen and attempt[-1] is not existing:
-                self._keep_other_attempt(attempt[-1][1])
-        _, item = chosen[-1]
-        if existing and item.text == existing[1].text:
-            self._result.unchanged.append(path)
+        index = 0 if self._attempt == FIRST else -1
+        chosen = {gang: versions[index] for gang, versions in attempts[index].items()}
+        for version in (version for attempt in attempts for versions in attempt.values() for version in versions):
+            record, item = version[-1]
+            if version is not chosen.get(record.gang) and version[-1] is not existing.get(record.gang):
+                self._keep_other_attempt(item)
+        collected = {record.gang for record, _ in records}
+        for gang in gangs:
+            path, before = record_name(host, gang), existing.get(gang)
+            if gang in chosen:
+                is_kept = any(pair is before for pair in chosen[gang])
+                self._write_record(path, chosen[gang][-1][1], before, is_kept=is_kept, is_collected=gang in collected)
+            elif before:  # a record of another attempt than the chosen one
+                self._quarantine_existing(path)
+                (self._directory / path).unlink()
+
+    def _write_record(
+        self, path: str, item: FramedRecord, before: Pair | None, *, is_kept: bool, is_collected: bool
+    ) -> None:
+        """Write a chosen record, unless the record that is already at its path is the same.
+
+        Args:
+            before: the record at the path, if it is valid and of this run.
+            is_kept: whether the chosen record has all data of `before`.
+            is_collected: whether any record for the path was collected.
+        """
+        if before and item.text == before[1].text:
+            self._result.unchanged += [path] if is_collected else []
             return
-        if not any(pair is existing for pair in chosen):
+        if not is_kept:
             self._quarantine_existing(path)
         documents.write_text(self._directory / path, item.text.decode())
         self._result.added.append(path)
         self._journal("added", item, "")
+
+    def _reject(self, records: list[Pair], attempts: Sequence[Attempt]) -> None:
+        """Report, for each path, that the collected records of a host are of several attempts and none was chosen."""
+        first, *others = (
+            version[0][0] for attempt in attempts for versions in attempt.values() for version in versions
+        )
+        two_machines = any(are_of_two_machines(first, other) for other in others)
+        for gang in dict.fromkeys(record.gang for record, _ in records):
+            record, item = next(pair for pair in records if pair[0].gang == gang)
+            path = record_name(record.host, gang)
+            if two_machines:
+                reason = "two machines wrote records of this host, for example because its pod was replaced"
+            else:
+                reason = _describe_attempts([version for attempt in attempts for version in attempt.get(gang, [])])
+            choice = "choose one attempt with --attempt first or --attempt last"
+            self._report_problem("rejected", item, f"{item.source}: {path}: {reason}: {choice}")
 
     def _keep_other_attempt(self, item: FramedRecord) -> None:
         """Write the record of an attempt that the operator did not choose into quarantine, unless it is already there."""
@@ -155,7 +195,7 @@ class RecordCollector:
         item = FramedRecord(run_id=self._plan.run_id, host=host, gang=gang, node="", text=text, source=path)
         self._journal("replaced", item, f"kept as {self._write_quarantine(item)}")
 
-    def _existing_record(self, path: str) -> tuple[Record, FramedRecord] | None:
+    def _existing_record(self, path: str) -> Pair | None:
         """Return the record in the run directory; None if there is none, or if it is invalid or of another run."""
         if not (self._directory / path).exists():
             return None
@@ -210,18 +250,33 @@ class RecordCollector:
                 yield record_name(host.name, host.gang)
 
 
-def _group_by_attempt(records: Iterable[tuple[Record, FramedRecord]]) -> list[list[tuple[Record, FramedRecord]]]:
-    """Group records by attempt (one execution of the run by a host), oldest first.
-
-    Within a group, each record extends the one before it.
-    """
-    attempts: list[list[tuple[Record, FramedRecord]]] = []
-    for pair in sorted(records, key=lambda pair: (pair[0].began, pair[0].ended)):
-        if attempts and _extends(attempts[-1][-1][0], pair[0]):
-            attempts[-1].append(pair)
+def _group_by_attempt(records: Iterable[Pair]) -> list[Attempt]:
+    """Group the records of a host by attempt, oldest first."""
+    attempts: list[Attempt] = []
+    for pair in sorted(records, key=lambda pair: (pair[0].gang != "", pair[0].began, pair[0].ended)):
+        attempt = next((attempt for attempt in reversed(attempts) if _is_of(pair[0], attempt)), None)
+        if attempt is None:
+            attempt = {}
+            attempts.append(attempt)
+        versions = attempt.setdefault(pair[0].gang, [])
+        if versions and _extends(versions[-1][-1][0], pair[0]):
+            versions[-1].append(pair)
         else:
-            attempts.append([pair])
-    return attempts
+            versions.append([pair])
+    return sorted(attempts, key=lambda attempt: min(versions[0][0][0].began for versions in attempt.values()))
+
+
+def _is_of(record: Record, attempt: Attempt) -> bool:
+    """Return whether a record may be of an attempt.
+
+    All records of an attempt are of one machine. A host begins its gang record after its own record. So a gang record is of the
+    last attempt that had begun when it began.
+    """
+    known = [version[0][0] for versions in attempt.values() for version in versions]
+    if any(are_of_two_machines(other, record) for other in known):
+        return False
+    own = [other.began for other in known if not other.gang]
+    return own[0] <= record.began if record.gang and own else known[0].began == record.began
 
 
 def _extends(old: Record, new: Record) -> bool:
@@ -237,13 +292,15 @@ def _extends(old: Record, new: Record) -> bool:
     )
 
 
-def _describe_attempts(attempts: Sequence[Sequence[tuple[Record, FramedRecord]]]) -> str:
-    """Return, for the operator, why `_group_by_attempt` returned several groups for the records of a host."""
-    start_times = sorted({attempt[0][0].began for attempt in attempts})
+def _describe_attempts(versions: Sequence[Sequence[Pair]]) -> str:
+    """Return, for the operator, why the records for a path, or those of its host, were not accepted."""
+    if len(versions) == 1:
+        return "the records of this host are of several attempts"
+    start_times = sorted({version[0][0].began for version in versions})
     if len(start_times) > 1:
         times = ", ".join(start_times)
         return f"the host began the run {len(start_times)} times ({times}), for example because its pod was replaced"
     return (
-        f"{len(attempts)} records have the start time {start_times[0]}, but one lacks or changes data of an earlier one: "
+        f"{len(versions)} records have the start time {start_times[0]}, but one lacks or changes data of an earlier one: "
         "a host never removes or changes data in its record, so another process may have written one of them"
     )

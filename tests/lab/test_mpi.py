@@ -18,7 +18,7 @@ import pytest
 
 from fleet.judge.criteria import read_packs
 from fleet.judge.judge import Evidence, judge
-from schemas import documents
+from schemas import documents, frames
 from schemas.decode import record_from_json
 from schemas.plans import Plan
 from schemas.records import to_json
@@ -209,6 +209,31 @@ def test_mpirun_on_fewer_hosts_than_planned_is_rejected_before_a_stage_starts(la
     assert done.returncode == 64
     assert "mpirun started 1 processes, 1 on this host; the plan has 2 hosts with 3 cpu devices" in done.stderr
     assert lab.on("node1", "ls", f"{HOME}/runs/refused/work", check=False).returncode != 0
+
+
+def test_launcher_of_an_mpijob_prints_the_records_of_all_hosts_unmixed(lab: Lab) -> None:
+    """node1 is the launcher and also a host."""
+    plan = plan_of(lab, "mpijob")
+    script = f'#!/bin/sh\ncd {CHECKOUT} && exec {sys.executable} -m rackproof "$@"\n'
+    for host in HOSTS:
+        lab.put(host, "/usr/local/bin/rackproof", script, 0o755)
+        lab.put(host, "/etc/rackproof/plan.json", json.dumps(to_json(plan)))
+        lab.on(host, "install", "-d", "-o", UID, "/var/lib/rackproof")
+    lab.put("node1", "/etc/mpi/hostfile", "# hosts\n" + "".join(f"{host} slots=1\n" for host in HOSTS))
+    network = ["OMPI_MCA_btl=tcp,self", "OMPI_MCA_btl_tcp_if_include=eth0", "OMPI_MCA_oob_tcp_if_include=eth0"]
+    hostfile = "OMPI_MCA_orte_default_hostfile=/etc/mpi/hostfile"
+    launcher = [
+        CHECKOUT / "deploy/container/run-hosts.sh",
+        "/etc/rackproof/plan.json",
+        "--interface=eth0",
+        "--ethernet",
+    ]
+    done = as_user(lab, "node1", "env", hostfile, *network, *map(str, launcher), check=False)
+    records, problems = frames.read(done.stdout.splitlines(), source="log")
+    assert (done.returncode, problems) == (0, []), done.stderr
+    assert [(item.host, item.gang) for item in records] == [(host, gang) for host in HOSTS for gang in ("", "rack1")]
+    launches = [record_from_json(json.loads(item.text), source="log").launches for item in records if item.gang]
+    assert [launch.outcome for (launch,) in launches] == ["finished", "finished"]
 
 
 def test_ranks_started_by_mpirun_find_each_other(lab: Lab) -> None:

@@ -99,8 +99,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 def _start_node(lab: Lab, host: str) -> None:
     lab.put(host, "/etc/slurm/slurm.conf", CONFIGURATION)
     lab.put(host, "/etc/slurm/cgroup.conf", CGROUP_CONF)
-    hook = (ROOT / "deploy/slurm/rackproof-health").read_text()
-    lab.put(host, "/etc/slurm/rackproof-health", hook.replace("#!/usr/bin/python3", f"#!{sys.executable}"), 0o755)
+    lab.put(host, "/etc/slurm/rackproof-health", (ROOT / "deploy/slurm/rackproof-health").read_text(), 0o755)
     lab.put(host, "/etc/rackproof/slurm-health.conf", f"RACKPROOF={RACKPROOF}\nSECONDS=0\n")
     prepare = (
         "mkdir -p /run/munge /var/lib/munge /var/log/munge /var/spool/slurmd /var/spool/slurmctld && "

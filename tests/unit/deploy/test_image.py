@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,66 @@ def test_sshd_and_mpi_do_not_start_without_the_key_of_the_job(mode: str, file: s
     done = entry(image, mode, "true")
     assert (done.returncode, done.stdout) == (64, "")
     assert f"id_rsa or {file} cannot be read: mount the job's key there" in done.stderr
+
+
+@pytest.fixture
+def launcher(image: dict[str, str]) -> dict[str, str]:
+    """Return the environment of the launcher of an MPIJob with the hosts h1, h2 and h3. mpirun runs until the file `end` exists.
+
+    ssh prints its last three arguments, and a record of the host. h2 cannot be reached.
+    """
+    home = Path(image["HOME"])
+    (home / ".ssh").mkdir()
+    for name in ("id_rsa", "id_rsa.pub"):
+        (home / ".ssh" / name).write_text("key\n", encoding="utf-8")
+    (home / "hostfile").write_text("# workers\nh1 slots=1\n\nh2 slots=1\nh3 slots=1\n", encoding="utf-8")
+    programs = {
+        "mpirun": 'echo "mpirun $*" >&2; echo $$ >~/pid; until [ -e ~/end ]; do sleep 0.05; done',
+        "ssh": 'shift $(($# - 4)); [ "$1" != h2 ] || { printf "cut off"; exit 255; }; echo "$@"',
+    }
+    for name, text in programs.items():
+        (home / "bin" / name).write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+        (home / "bin" / name).chmod(0o755)
+    for path in home.rglob("*") if os.geteuid() == 0 else ():
+        os.chown(path, UNPRIVILEGED_UID, 0)
+    return {**image, "OMPI_MCA_orte_default_hostfile": str(home / "hostfile")}
+
+
+def check_launcher_output(code: int, output: str, errors: str) -> None:
+    assert "rackproof: no record of h2\n" in errors
+    assert 'rackproof run-host --quiet "$@" || : sh --plan=/p.json --ethernet' in errors
+    emit = "rackproof emit-record --plan=/p.json"
+    assert (code, output.split("\n")) == (2, [f"h1 {emit}", "", "cut off", f"h3 {emit}", "", ""])
+
+
+def test_launcher_of_an_mpijob_prints_the_records_of_the_hosts_that_can_be_reached(launcher: dict[str, str]) -> None:
+    (Path(launcher["HOME"]) / "end").touch()
+    done = entry(launcher, "run-hosts", "/p.json", "--ethernet")
+    check_launcher_output(done.returncode, done.stdout, done.stderr)
+
+
+def test_launcher_of_an_mpijob_that_is_terminated_ends_mpirun_and_prints_the_records(launcher: dict[str, str]) -> None:
+    home = Path(launcher["HOME"])
+    command = ["/bin/sh", home / "container" / "entry.sh", "run-hosts", "/p.json", "--ethernet"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=launcher, cwd="/"
+    ) as process:
+        deadline = time.monotonic() + 20
+        while not (home / "pid").exists() or not (home / "pid").read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.terminate()
+        output, errors = process.communicate(timeout=20)
+    check_launcher_output(process.returncode, output, errors)
+    assert not Path("/proc", (home / "pid").read_text().strip()).exists()
+
+
+@pytest.mark.parametrize("arguments", [[], ["/p.json"]])
+def test_launcher_of_an_mpijob_needs_a_plan_and_a_hostfile(arguments: list[str], launcher: dict[str, str]) -> None:
+    Path(launcher["OMPI_MCA_orte_default_hostfile"]).write_text("" if arguments else "h1\n", encoding="utf-8")
+    done = entry(launcher, "run-hosts", *arguments)
+    assert (done.returncode, done.stdout) == (64, "")
+    assert "usage: run-hosts PLAN" in done.stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run the check as the user of the image")

@@ -312,6 +312,8 @@ def test_pod_arguments_are_valid_rackproof_commands(template: Resource) -> None:
         words = container["args"]
         if words == ["sshd"]:
             continue
+        if words[0] == "run-hosts":  # the arguments of run-hosts are a plan, and options of run-host
+            words = ["rackproof", "run-host", f"--plan={words[1]}", *words[2:]]
         words = words[words.index("rackproof") + 1 :]
         assert parses(words), words
         assert not parses([*words, "--no-such-flag"])
@@ -418,6 +420,15 @@ def test_mpijob_uses_the_sshd_port_and_key_path_of_the_image() -> None:
     assert home
     assert job["spec"]["sshAuthMountPath"] == f"{home[1]}/.ssh"
     assert {template["spec"]["serviceAccountName"] for _, template in templates(job)} == {"rackproof"}
+
+
+def test_launcher_of_the_mpijob_finds_the_plan_that_is_mounted_into_the_workers() -> None:
+    (job,) = of_kind("mpijob", "MPIJob")
+    replicas = job["spec"]["mpiReplicaSpecs"]
+    (launcher,), (worker,) = (replicas[name]["template"]["spec"]["containers"] for name in ("Launcher", "Worker"))
+    mode, plan = launcher["args"]
+    assert f"\n  {mode})\n" in (ROOT / "deploy/container/entry.sh").read_text(encoding="utf-8")
+    assert plan in [f"{mount['mountPath']}/plan.json" for mount in worker["volumeMounts"]]
 
 
 def test_openshift_constraints_allow_only_what_the_pods_need() -> None:

@@ -167,6 +167,15 @@ def test_printed_records_can_be_read_from_the_log(run_dir: Path) -> None:
     ]
 
 
+def test_records_of_a_plan_are_printed_from_the_default_run_directory(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("agent.run.lease.STATE", run_dir.parents[1])
+    assert command.main(["emit-record", f"--plan={run_dir / 'plan.json'}", "--host=h1"]) == 0
+    records, problems = frames.read(capfd.readouterr().out.splitlines(), source="log")
+    assert ([(record.host, record.gang) for record in records], problems) == ([("h1", ""), ("h1", "r1")], [])
+
+
 def test_missing_record_is_an_error_and_standard_output_is_empty(
     run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

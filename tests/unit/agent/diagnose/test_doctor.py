@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -117,10 +119,43 @@ def test_labels_of_actions_are_complete_and_sorted_by_severity() -> None:
 
 def test_drain_reason_is_ascii_and_its_numbers_stay_readable() -> None:
     """rackproof-health passes only ASCII to scontrol, so it replaces other characters."""
-    drain_reason = runpy.run_path(str(ROOT / "deploy" / "slurm" / "rackproof-health"))["_drain_reason"]
+    summary = runpy.run_path(str(ROOT / "deploy" / "slurm" / "rackproof-health"))["_summary"]
     finding = {"action": "rma", "scope": "gpu=1", "serial": "165", "name": "x"}
-    text = drain_reason([{**finding, "reason": "found −12\u202f345 µs, wanted ≥ 93 °C “now”"}])
+    text = summary([{**finding, "reason": "found −12\u202f345 µs, wanted ≥ 93 °C “now”"}])
     assert text == "rackproof: rma: gpu=1 165: x: found -12345 us, wanted >= 93 C ?now?"
+
+
+def run_hook(
+    directory: Path, doctor: str, settings: str = "", scontrol: str = "", python: str = "", context: str = ""
+) -> Done:
+    """Run rackproof-health with other settings than those in /etc, and programs in `directory` for doctor and scontrol.
+
+    Args:
+        python: text of a program in place of the agent's Python; empty: the Python of the tests.
+        context: the hook of Slurm, as in the variable SLURM_SCRIPT_CONTEXT.
+    """
+    path = directory / "slurm-health.conf"
+    text = f"# Settings\n RACKPROOF = {directory}/rackproof \nSCONTROL={directory}/scontrol\n{settings}\n"
+    path.write_text(text, errors="surrogateescape")
+    hook = (ROOT / "deploy/slurm/rackproof-health").read_text(encoding="utf-8")
+    programs = {"rackproof": doctor, "scontrol": scontrol, "python": python}
+    programs["hook"] = hook.replace("/etc/rackproof/slurm-health.conf", str(path))
+    for name, program in programs.items():
+        if program:
+            (directory / name).write_text(program, encoding="utf-8")
+            (directory / name).chmod(0o755)
+    if not python:
+        (directory / "python").symlink_to(sys.executable)
+    environment = {"SLURM_SCRIPT_CONTEXT": context, "SLURMD_NODENAME": "node1"}  # slurmd runs its hooks without PATH
+    return subprocess.run([directory / "hook"], env=environment, capture_output=True, text=True, check=False)
+
+
+def doctor_with(*findings: dict[str, str]) -> str:
+    """Return a program that prints these findings, as doctor does, and exits with 1."""
+    return f"#!/bin/sh\necho '{json.dumps({'findings': findings})}'\nexit 1\n"
+
+
+FAULT = {"action": "rma", "scope": "gpu=1", "serial": "165", "name": "x", "reason": "y"}
 
 
 @pytest.mark.parametrize(
@@ -128,28 +163,40 @@ def test_drain_reason_is_ascii_and_its_numbers_stay_readable() -> None:
     [
         ("echo '{\"findings\": []}'; exit 1", ""),
         ("echo '[]'; exit 1", ""),
+        ("echo '{\"findings\": [{}]}'; exit 1", ""),
         ("echo Traceback >&2; exit 1", ""),
         ("exit 127", ""),
         ("true", "TIMEOUT=soon"),
         ("true", "\udcff"),
     ],
-    ids=["no finding", "not an object", "traceback", "exit code 127", "invalid setting", "settings that are not UTF-8"],
+    ids=[
+        *("no finding", "not an object", "finding without fields", "traceback", "exit code 127", "invalid setting"),
+        "settings that are not UTF-8",
+    ],
 )
 def test_health_check_does_not_drain_a_node_if_doctor_or_the_settings_are_broken(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, doctor: str, settings: str
+    tmp_path: Path, doctor: str, settings: str
 ) -> None:
-    (tmp_path / "rackproof").write_text(f"#!/bin/sh\n{doctor}\n")
-    (tmp_path / "rackproof").chmod(0o755)
-    path = tmp_path / "slurm-health.conf"
-    path.write_text(f"RACKPROOF={tmp_path}/rackproof\n{settings}\n", errors="surrogateescape")
-    monkeypatch.setenv("SLURM_SCRIPT_CONTEXT", "prolog_slurmd")
-    main = runpy.run_path(str(ROOT / "deploy" / "slurm" / "rackproof-health"))["main"]
-    main.__globals__["SETTINGS"] = path
-    assert main() == 0
-    assert "rackproof-health: not checked: " in capfd.readouterr().err
+    done = run_hook(tmp_path, f"#!/bin/sh\n{doctor}\n", settings, context="prolog_slurmd")
+    assert done.returncode == 0
+    assert "rackproof-health: not checked: " in done.stderr
 
 
-@pytest.mark.parametrize("context", ["prolog_slurmd", "health_check"])
+@pytest.mark.parametrize(
+    "python",
+    ["#!/nowhere\n", *(f"#!/bin/sh\nexit {code}\n" for code in (1, 2, 126, 127)), "#!/bin/sh\nkill -SEGV $$\n"],
+    ids=["missing", "exit code 1, as of a syntax error", "2", "126", "127", "crash"],
+)
+@pytest.mark.parametrize("context", ["prolog_slurmd", "epilog_slurmd", "health_check"])
+def test_health_check_whose_python_does_not_start_is_logged_and_does_not_drain_the_node(
+    tmp_path: Path, python: str, context: str
+) -> None:
+    done = run_hook(tmp_path, doctor_with(FAULT), python=python, context=context)
+    assert done.returncode == 0
+    assert f"rackproof-health: not checked: {tmp_path}/python {tmp_path}/hook exits with " in done.stderr
+
+
+@pytest.mark.parametrize("context", ["prolog_slurmd", "epilog_slurmd", "health_check"])
 @pytest.mark.parametrize(
     ("scontrol", "logged"),
     [
@@ -164,27 +211,66 @@ def test_health_check_does_not_drain_a_node_if_doctor_or_the_settings_are_broken
     ids=["drained", "already drained", "controller not reachable", "scontrol not installed"],
 )
 def test_health_check_logs_a_fault_and_a_failure_to_drain_the_node(
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    scontrol: str,
-    logged: str,
-    context: str,
+    tmp_path: Path, scontrol: str, logged: str, context: str
 ) -> None:
-    finding = {"action": "rma", "scope": "gpu=1", "serial": "165", "name": "x", "reason": "y"}
-    doctor = f"#!/bin/sh\necho '{json.dumps({'findings': [finding]})}'\nexit 1\n"
-    for name, text in (("rackproof", doctor), ("scontrol", scontrol)):
-        if text:
-            (tmp_path / name).write_text(text)
-            (tmp_path / name).chmod(0o755)
-    settings = tmp_path / "slurm-health.conf"
-    settings.write_text(f"RACKPROOF={tmp_path}/rackproof\nSCONTROL={tmp_path}/scontrol\n")
-    monkeypatch.setenv("SLURM_SCRIPT_CONTEXT", context)
-    monkeypatch.setenv("SLURMD_NODENAME", "node1")
-    main = runpy.run_path(str(ROOT / "deploy" / "slurm" / "rackproof-health"))["main"]
-    main.__globals__["SETTINGS"] = settings
-    assert main() == (1 if context == "prolog_slurmd" else 0)
-    output = capfd.readouterr().err
-    assert "fault on node1: rackproof: rma: gpu=1 165: x: y" in output
-    assert ("was not drained" in output) == bool(logged)
-    assert logged in output
+    done = run_hook(tmp_path, doctor_with(FAULT), scontrol=scontrol, context=context)
+    assert done.returncode == (1 if context == "prolog_slurmd" else 0)
+    assert "fault on node1: rackproof: rma: gpu=1 165: x: y" in done.stderr
+    assert ("was not drained" in done.stderr) == bool(logged)
+    assert logged in done.stderr
+
+
+SETTING = {"action": "configure", "scope": "gpu=2", "serial": "166", "name": "gpu.mig.enabled", "reason": "found true"}
+SCONTROL = '#!/bin/sh\n[ "$1" = show ] || echo "$@" >>"$(dirname "$0")/calls"\n'
+
+
+@pytest.mark.parametrize("context", ["prolog_slurmd", "epilog_slurmd", "health_check"])
+def test_health_check_logs_a_setting_and_does_not_drain_the_node(tmp_path: Path, context: str) -> None:
+    done = run_hook(tmp_path, doctor_with(SETTING, SETTING), scontrol=SCONTROL, context=context)
+    assert (done.returncode, (tmp_path / "calls").exists()) == (0, False)
+    line = "because it is a setting: rackproof: configure: gpu=2 166: gpu.mig.enabled: found true (and 1 more)"
+    assert line in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("findings", "reason"),
+    [
+        ([FAULT, SETTING], "Reason=rackproof: rma: gpu=1 165: x: y\n"),
+        (
+            [{"action": "configure", "scope": "host", "name": "gpu.count", "reason": "found 7, wanted = 8"}],
+            "Reason=rackproof: configure: gpu.count: found 7, wanted = 8\n",
+        ),
+        (
+            [{**FAULT, "action": "none"}, {**FAULT, "action": "monitor"}],
+            "Reason=rackproof: none: gpu=1 165: x: y (and 1 more)\n",
+        ),
+    ],
+    ids=["a fault beside a setting", "a setting hides a GPU", "actions none and monitor"],
+)
+def test_health_check_drains_a_node_with_findings_that_are_no_settings(
+    tmp_path: Path, findings: list[dict[str, str]], reason: str
+) -> None:
+    done = run_hook(tmp_path, doctor_with(*findings), scontrol=SCONTROL, context="prolog_slurmd")
+    assert done.returncode == 1
+    assert (tmp_path / "calls").read_text().endswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("criteria", "options"),
+    [
+        ("", ""),
+        ("/etc/rackproof/site.yml", "--criteria=/etc/rackproof/site.yml "),
+        ("no-vulnerabilities, /a b.yml", "--criteria=no-vulnerabilities --criteria=/a b.yml "),
+    ],
+)
+def test_health_check_gives_its_packs_to_doctor(tmp_path: Path, criteria: str, options: str) -> None:
+    doctor = '#!/bin/sh\necho "$* " >"$(dirname "$0")/options"\necho "{}"\n'
+    assert run_hook(tmp_path, doctor, f"GPUS=8\nCRITERIA={criteria}").returncode == 0
+    assert (tmp_path / "options").read_text() == f"doctor --json --seconds 0.5 --gpus 8 {options}\n"
+
+
+def test_lowered_clocks_mig_and_power_limits_are_settings() -> None:
+    names = ("gpu.clock.lowered", "gpu.mig.enabled", "gpu.power_limit_lowered")
+    judging = [item for pack in read_packs([]) for item in pack.criteria if item.name in names]
+    assert {item.name for item in judging} == {*names}
+    assert {(item.action, item.severity) for item in judging} == {("configure", "critical")}

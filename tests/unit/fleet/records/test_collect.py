@@ -22,7 +22,7 @@ from fleet.records.collect_sources import read_source
 from rackproof import main as command
 from schemas import documents, frames
 from schemas.plans import Plan
-from schemas.records import Record, to_json
+from schemas.records import Metric, Record, to_json
 from tests import builders
 from tests.accepted import rackproof
 
@@ -353,6 +353,84 @@ def test_operator_chooses_between_two_attempts(attempt: str, began: str, run: Pa
     assert sorted(record.get("gang", "") for record in records) == ["", "r1"]
     assert all(began not in record["began"] for record in records)
     assert len([event for event in events if event["what"] == "quarantined"]) == len(kept)
+
+
+def of_pod(plan: Plan, number: int, *, machine: int, has_gang_record: bool = True) -> list[Record]:
+    """Return the records of host h1 that its pod with this number wrote. It began at NUMBER o'clock, and its gang later."""
+    boot = Metric(name="host.boot_id", unit="1", values={"host": f"boot of machine {machine}"})
+    records = []
+    for minute, record in zip((0, 30), builders.records(plan, "h1"), strict=True):
+        gpus = tuple(replace(gpu, serial=f"{machine}", uuid=f"GPU-{machine}") for gpu in record.gpus)
+        first, *rest = record.snapshots
+        metrics = (*(metric for metric in first.metrics if metric.name != boot.name), boot)
+        snapshots = (replace(first, metrics=metrics), *rest)
+        times = {"began": f"2026-11-21T0{number}:{minute:02}:00Z", "ended": f"2026-11-21T0{number}:59:00Z"}
+        records.append(replace(record, gpus=gpus, snapshots=snapshots, **times))
+    return records if has_gang_record else records[:1]
+
+
+PATHS = ("hosts/h1.json", "gangs/r1/h1.json")
+
+
+def begins(run: Path) -> list[str | None]:
+    """Return the hour at which the host's record and its gang record in the run directory began; None: no record."""
+    return [documents.read(run / path, "record")["began"][12:13] if (run / path).exists() else None for path in PATHS]
+
+
+@pytest.mark.parametrize("steps", ["together", "older first", "newer first"])
+@pytest.mark.parametrize("machine", [1, 2], ids=["same machine", "other machine"])
+@pytest.mark.parametrize(
+    "gangs", [(True, True), (True, False), (False, True)], ids=["gangs", "first only", "last only"]
+)
+@pytest.mark.parametrize("attempt", ["first", "last"])
+def test_all_records_of_a_host_are_of_the_chosen_attempt(
+    attempt: str, gangs: tuple[bool, bool], machine: int, steps: str, run: Path, plan: Plan, tmp_path: Path
+) -> None:
+    older = [line for item in of_pod(plan, 4, machine=1, has_gang_record=gangs[0]) for line in emitted_lines(item)]
+    newer = [
+        line for item in of_pod(plan, 5, machine=machine, has_gang_record=gangs[1]) for line in emitted_lines(item)
+    ]
+    lines = {"together": [newer + older], "older first": [older, newer], "newer first": [newer, older]}[steps]
+    logs = [log_of(tmp_path, part, f"{number}.log") for number, part in enumerate(lines)]
+    codes = [rackproof("collect", run, log, "--attempt", attempt).returncode for log in logs]
+    assert codes == [0] * len(logs)
+    hour, has_gang_record = ("4", gangs[0]) if attempt == "first" else ("5", gangs[1])
+    assert begins(run) == [hour, hour if has_gang_record else None]
+    put_aside = [json.loads(path.read_text(encoding="utf-8")) for path in (run / "quarantine").iterdir()]
+    assert {record["began"][12:13] for record in put_aside} == {"4", "5"} - {hour}
+    assert len(put_aside) == 1 + (gangs[1] if attempt == "first" else gangs[0])
+
+
+@pytest.mark.parametrize("machine", [1, 2], ids=["same machine", "other machine"])
+@pytest.mark.parametrize("is_collected_before", [False, True])
+def test_records_of_several_attempts_of_a_host_are_all_rejected(
+    is_collected_before: bool, machine: int, run: Path, plan: Plan, tmp_path: Path
+) -> None:
+    """The newer attempt has no gang record. Without a choice, its record must not appear beside the older gang record."""
+    older = [line for record in of_pod(plan, 4, machine=1) for line in emitted_lines(record)]
+    newer = emitted_lines(of_pod(plan, 5, machine=machine)[0])
+    if is_collected_before:
+        assert rackproof("collect", run, log_of(tmp_path, older)).returncode == 0
+    done = rackproof("collect", run, log_of(tmp_path, older + newer + lines_of(plan, "h2")))
+    assert done.returncode == 2
+    reason = "two machines wrote records of this host" if machine == 2 else "the host began the run 2 times"
+    assert f"hosts/h1.json: {reason}" in done.stderr
+    assert "gangs/r1/h1.json: " in done.stderr
+    assert begins(run) == (["4", "4"] if is_collected_before else [None, None])
+    assert (run / "hosts" / "h2.json").exists()
+
+
+def test_gang_record_without_the_record_of_its_attempt_is_not_put_beside_that_of_a_later_attempt(
+    run: Path, plan: Plan, tmp_path: Path
+) -> None:
+    _, gang = of_pod(plan, 4, machine=1)
+    own, _ = of_pod(plan, 5, machine=1)
+    log = log_of(tmp_path, [*emitted_lines(gang), *emitted_lines(own)])
+    done = rackproof("collect", run, log)
+    assert (done.returncode, begins(run)) == (2, [None, None])
+    assert "hosts/h1.json: the records of this host are of several attempts" in done.stderr
+    assert rackproof("collect", run, log, "--attempt", "last").returncode == 0
+    assert begins(run) == ["5", None]
 
 
 def test_volume_is_searched_without_following_links(run: Path, plan: Plan, tmp_path: Path) -> None:
