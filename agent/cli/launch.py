@@ -9,7 +9,7 @@ from agent.cli.common import fail, print_progress, run_options
 from agent.cli.stages import run_stage, start_run
 from agent.launch import options as launch_options
 from agent.placement.detect import detect_placement
-from agent.placement.membership import check_gpu_allocation, select_members, use_all_processors
+from agent.placement.membership import select_members, use_all_processors
 from agent.placement.rank_placement import LAUNCHERS, MPI, TORCHRUN, PlacementError, RankPlacement
 from agent.run import lease
 from agent.run.record import HostRun
@@ -99,15 +99,12 @@ def _launch(options: argparse.Namespace) -> int:
 def _select_members(options: argparse.Namespace, run: HostRun, placement: RankPlacement | None) -> list[str]:
     """Return the hosts that start together.
 
-    If mpirun or srun started this process, also check that the job has enough GPUs. Under mpirun, also let this process use all
-    processors.
+    Under mpirun, also let this process use all processors.
 
     Raises:
-        PlacementError: the hosts are not valid, or the allocation does not fit the plan.
+        PlacementError: the hosts are not valid.
     """
     members = select_members(run.plan, run.host, options.members, placement)
-    if placement:
-        check_gpu_allocation(run.host, os.environ)
-        if placement.launcher == MPI and (note := use_all_processors()):
-            print_progress(note)
+    if placement and placement.launcher == MPI and (note := use_all_processors()):
+        print_progress(note)
     return members

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from agent.placement import mpi
 from agent.placement.detect import PROGRAMS
-from agent.placement.rank_placement import PlacementError, RankPlacement, visible_devices
+from agent.placement.rank_placement import PlacementError, RankPlacement
 from schemas import documents
 from schemas.plans import Plan, PlannedHost
 
@@ -121,20 +121,6 @@ def _check_started_processes(plan: Plan, host: PlannedHost, members: Sequence[st
             f"{program} started {placement.size} processes, {placement.local_size} on this host; the plan has {len(members)} "
             f"hosts with {all_devices} {host.device} devices, {local_devices} on this host: start one process for each host, or "
             "one for each device"
-        )
-
-
-def check_gpu_allocation(host: PlannedHost, environment: Mapping[str, str]) -> None:
-    """Raise PlacementError if the scheduler gave this job fewer GPUs on this host than the plan has ranks on it."""
-    visible = visible_devices(environment)
-    if host.device != "gpu" or visible is None:
-        return
-    planned = len(host.devices)
-    if len(visible) < planned:
-        raise PlacementError(
-            f"{planned} ranks on host {host.name}, but CUDA_VISIBLE_DEVICES={environment['CUDA_VISIBLE_DEVICES']} has "
-            f"{len(visible)} GPUs: ask the scheduler for {planned} GPUs on each host (srun --gpus-per-node={planned}, without "
-            "--gpus-per-task), or plan fewer ranks"
         )
 
 

@@ -93,9 +93,9 @@ def without_placement(environment: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in environment.items() if not key.startswith(PROCESS_VARIABLES)}
 
 
-def count_device_nodes(root: Path) -> int:
-    """Return the number of device nodes of NVIDIA GPUs. A container has device nodes only for its own GPUs."""
-    return sum(bool(re.fullmatch(r"nvidia\d+", path.name)) for path in root.glob("dev/nvidia*"))
+def device_nodes(root: Path) -> list[Path]:
+    """Return the device nodes of NVIDIA GPUs. A container has device nodes only for its own GPUs."""
+    return [path for path in root.glob("dev/nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
 
 
 def visible_devices(environment: Mapping[str, str]) -> list[str] | None:
