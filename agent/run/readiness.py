@@ -16,6 +16,7 @@ from agent.run import preflight
 from agent.sampling.cgroups import memory_left
 from collectors.base import Absent, Family, Value
 from collectors.files import Files
+from collectors.namespaces import has_own_pid_namespace
 from collectors.nvml import NotOpened, gpu_conflicts
 from collectors.pcie.device import GPU, PciBus
 from schemas.plans import Plan
@@ -29,7 +30,8 @@ BYTES_PER_GPU, BYTES_PER_PROCESS = 4 * GIB, GIB // 2
 DISK_BYTES = GIB // 4
 """Estimated disk space for records, logs and the files that the benchmark `checkpoint` saves."""
 REHEARSE = "`rackproof run --profile rehearsal` tries every stage on CPUs"
-CONTAINER_MARKS = (".dockerenv", "run/.containerenv")
+CONTAINER_MARKS = (".dockerenv", "run/.containerenv", "run/systemd/container", ".singularity.d")
+"""Files of Docker, of Podman, of systemd (as in LXD and systemd-nspawn), and of Apptainer and Singularity."""
 COMPATIBILITY = "usr/local/cuda/compat"
 
 
@@ -42,7 +44,7 @@ class Gpus:
     answering: int | Absent
     """Number of GPUs according to NVML."""
     given: int
-    """Number of GPU device nodes in this container; 0 outside a container."""
+    """Number of GPU device nodes in this container; 0 outside a container, or if it has the device nodes of the machine."""
 
     @property
     def expected(self) -> int:
@@ -82,14 +84,30 @@ def gpus_of(
     return Gpus(
         on_bus=bus if isinstance(bus, Absent) else int(float(bus)),
         answering=driver if isinstance(driver, Absent) else int(float(driver)),
-        given=len(device_nodes(root)) if in_container(environment, root) else 0,
+        given=len(device_nodes(root)) if has_own_device_nodes(environment, root) else 0,
     )
 
 
+def has_own_device_nodes(environment: Mapping[str, str], root: Path = Path("/")) -> bool:
+    """Return whether this process runs in a container with a /dev of its own, which has device nodes only of its own GPUs.
+
+    The /dev of the machine is a devtmpfs. Apptainer shares it with its containers unless the option --contain is given.
+    """
+    try:
+        mounts = Files(root).text("proc/self/mounts").splitlines()
+    except OSError:
+        mounts = []
+    return in_container(environment, root) and not any(mount.split()[1:3] == ["/dev", "devtmpfs"] for mount in mounts)
+
+
 def in_container(environment: Mapping[str, str], root: Path = Path("/")) -> bool:
-    """Return whether this process runs in a container, which may have only some of the machine's GPUs."""
+    """Return whether this process runs in a container.
+
+    Containers of nerdctl, ctr and LXC have neither variables nor files of their own, but a PID namespace.
+    """
     has_variable = "container" in environment or "KUBERNETES_SERVICE_HOST" in environment
-    return has_variable or any((root / mark).exists() for mark in CONTAINER_MARKS)
+    has_mark = any((root / mark).exists() for mark in CONTAINER_MARKS)
+    return has_variable or has_mark or has_own_pid_namespace(Files(root))
 
 
 def check_gpu_allocation(plan: Plan, host: str, environment: Mapping[str, str], root: Path = Path("/")) -> None:
@@ -116,7 +134,7 @@ def _withheld_gpus(planned: int, environment: Mapping[str, str], root: Path) -> 
         names = ", ".join(f"/dev/{name}" for name in sorted(denied))
         yield f"access to {names} is denied: {_ask_scheduler(planned)}, or give this user access"
         return
-    if not in_container(environment, root):
+    if not has_own_device_nodes(environment, root):
         return
     # A runtime that gives a container all GPUs leaves out those for which the driver does not work. They must be reported as
     # missing. In Kubernetes, the variable does not show that: images set it, and some device plugins do not change it.
