@@ -13,13 +13,12 @@ from pathlib import Path
 from collectors.base import HOST_LABELS, Absent, Family, Value, host_family
 from collectors.files import Files
 from collectors.imex import imex_families
+from collectors.namespaces import has_own_pid_namespace
 from collectors.pcie.device import NVSWITCH, PciBus
 
 MANAGER, IMEX = "nv-fabricmanager", "nvidia-imex"
 _COMM_LENGTH = 15
 """Length to which the kernel truncates process names."""
-_FIRST_PID_NAMESPACE = "pid:[4026531836]"
-"""The initial PID namespace of every Linux kernel (PROC_PID_INIT_INO)."""
 _MANAGER_PID = "run/nvidia-fabricmanager/nv-fabricmanager.pid"
 _SWITCHES = "proc/driver/nvidia-nvswitch/devices"
 _NO_SWITCH = Absent.unsupported("no NVSwitch on the PCI bus")
@@ -120,16 +119,9 @@ class FabricCollector:
                 hidden = True
             except OSError:
                 continue  # the process has exited in the meantime
-        if hidden or self._is_in_container():
+        if hidden or has_own_pid_namespace(self._files):
             return Absent.error(f"{program}: the host's processes are not visible: run as root on the host")
         return False
-
-    def _is_in_container(self) -> bool:
-        """Return whether this process is outside the initial PID namespace, as in a container."""
-        try:
-            return self._files.target("proc/self/ns/pid") != _FIRST_PID_NAMESPACE
-        except OSError:
-            return False
 
     def _imex(self) -> bool | Absent:
         running = self._is_running(IMEX)

@@ -9,10 +9,9 @@ from agent.cli.common import fail, print_progress, run_options
 from agent.cli.stages import run_stage, start_run
 from agent.launch import options as launch_options
 from agent.placement.detect import detect_placement
-from agent.placement.membership import check_gpu_allocation, select_members
-from agent.placement.rank_placement import LAUNCHERS, TORCHRUN, PlacementError, RankPlacement
+from agent.placement.membership import select_members
+from agent.placement.rank_placement import LAUNCHERS, TORCHRUN, PlacementError
 from agent.run import lease
-from agent.run.record import HostRun
 from schemas.errors import HeldError
 from schemas.stages import GANG, PROBE
 
@@ -88,23 +87,9 @@ def _launch(options: argparse.Namespace) -> int:
             print_progress(f"rank {placement.rank}: nothing to do; local rank 0 supervises the ranks of this host")
             return 0
         run = start_run(options, placement)
-        members = _select_members(options, run, placement)
+        members = select_members(run.plan, run.host, options.members, placement)
     except PlacementError as error:
         return fail(str(error))
     except HeldError as held:
         return fail(str(held), lease.HELD)
     return run_stage(options, run, PROBE if options.probe else GANG, members)
-
-
-def _select_members(options: argparse.Namespace, run: HostRun, placement: RankPlacement | None) -> list[str]:
-    """Return the hosts that start together.
-
-    If mpirun or srun started this process, also check that the job has enough GPUs.
-
-    Raises:
-        PlacementError: the hosts are not valid, or the allocation does not fit the plan.
-    """
-    members = select_members(run.plan, run.host, options.members, placement)
-    if placement:
-        check_gpu_allocation(run.host, os.environ)
-    return members

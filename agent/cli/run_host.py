@@ -25,6 +25,7 @@ from agent.launch.stage import record_not_started
 from agent.placement.membership import find_host
 from agent.placement.rank_placement import PlacementError, without_placement
 from agent.run import lease
+from agent.run.readiness import check_gpu_allocation
 from agent.run.record import HostRun, run_directory
 from schemas import documents
 from schemas.plans import Plan
@@ -109,6 +110,7 @@ def _run_host(options: argparse.Namespace) -> int:
         launch_options.check_options(options)
         given = launch_options.read_plan(options)
         options.host = options.host or os.environ.get(HOST_VARIABLE) or find_host(given.plan, os.environ)
+        check_gpu_allocation(given.plan, options.host, os.environ)
     except PlacementError as error:
         return fail(str(error))
     options.run_dir = (options.run_dir or lease.STATE / lease.RUNS / given.plan.run_id).absolute()

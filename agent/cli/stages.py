@@ -16,6 +16,7 @@ from agent.launch.request import LaunchRequest
 from agent.placement.membership import find_host
 from agent.placement.rank_placement import RankPlacement
 from agent.run import background, lease
+from agent.run.readiness import check_gpu_allocation
 from agent.run.record import HostRun
 from schemas.errors import HeldError
 from schemas.probes import probe
@@ -27,12 +28,15 @@ def start_run(options: argparse.Namespace, placement: RankPlacement | None = Non
     """Return the run of --run-dir. With --plan, first begin the run and take its first snapshot.
 
     Raises:
-        PlacementError: the host is not in the plan, `--plan -` is given with --detach, or an --env is malformed.
+        PlacementError: the host is not in the plan, this process may use fewer GPUs than planned, `--plan -` is given with
+            --detach, or an --env is malformed.
         HeldError: another run holds this host.
     """
     given = launch_options.read_plan(options)
     host = options.host or find_host(given.plan, os.environ, placement)
     launch_options.check_options(options)
+    if given.text or placement:
+        check_gpu_allocation(given.plan, host, os.environ)
     if given.text:
         run = stages.start_run(options.run_dir, host, given.text)
         stages.record_snapshot(run, PREFLIGHT, once=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import socket
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,9 @@ from pathlib import Path
 from agent.placement.rank_placement import PlacementError
 from agent.run.record import STANDARD_INPUT, HostRun, read_plan_text
 from schemas import documents
+from schemas.decode import record_from_json
 from schemas.plans import Plan, plan_from_json
+from schemas.records import Record
 from schemas.run_directory import PLAN_BYTES, RunDirectory, record_name
 
 LEVELS = ("VERSION", "WARN", "INFO", "TRACE")
@@ -103,9 +106,14 @@ def check_options(options: argparse.Namespace) -> None:
 
 
 def publish_results(options: argparse.Namespace, run: HostRun) -> None:
-    """If `--results` is given, copy this host's records to that directory. Also copy the plan if the directory has none."""
+    """If `--results` is given, copy this host's records to that directory. Also copy the plan if the directory has none.
+
+    Raises:
+        documents.DocumentError: the directory has a record of this host that another machine wrote.
+    """
     if not options.results:
         return
+    _check_same_machine(options.results / record_name(run.host.name), run)
     plan = RunDirectory(options.results).plan
     if not plan.exists():
         text = RunDirectory(run.directory).plan.read_text(encoding="utf-8")
@@ -114,3 +122,26 @@ def publish_results(options: argparse.Namespace, run: HostRun) -> None:
         if (record := run.path(gang)).exists():
             target = options.results / record_name(run.host.name, gang)
             documents.write_text(target, record.read_text(encoding="utf-8"))
+
+
+def _check_same_machine(target: Path, run: HostRun) -> None:
+    """Raise DocumentError if `target` is a record of this run that another machine wrote, so that no record is lost."""
+    if not target.exists():
+        return
+    there, own = record_from_json(documents.read(target, "record"), source=str(target)), run.record()
+    if (there.run_id, there.nonce) != (own.run_id, own.nonce) or there.began == own.began:
+        return  # a machine that has rebooted continues its record
+    boots, own_boots = _boot_ids(there), _boot_ids(own)
+    if boots and own_boots and not boots & own_boots:
+        raise documents.DocumentError(
+            f"{target} is the record of another machine (begun {there.began}, boot ID {', '.join(sorted(boots))}) and was not "
+            f"replaced with that of this machine, {socket.gethostname()} (begun {own.began}, boot ID "
+            f"{', '.join(sorted(own_boots))}): both ran as host {own.host}; give each machine its own name in the plan "
+            f"(--host). The record of this machine is {run.path()}. If this machine wrote both, delete {target} and repeat the "
+            "command"
+        )
+
+
+def _boot_ids(record: Record) -> set[str]:
+    metrics = [metric for metric in record.distinct_metrics if metric.name == "host.boot_id"]
+    return {str(value) for metric in metrics for value in metric.values.values()}

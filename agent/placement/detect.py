@@ -31,9 +31,9 @@ def detect_placement(launcher: str, environment: Mapping[str, str]) -> RankPlace
     if launcher == MPI:
         return mpi.read_placement(environment)
     if launcher == SLURM:
-        if "OMPI_COMM_WORLD_SIZE" in environment:
+        if name := mpi.variable_of_mpirun(environment):
             raise PlacementError(
-                "OMPI_COMM_WORLD_SIZE is set: mpirun started this process, perhaps inside a Slurm job; "
+                f"{name} is set: mpirun started this process, perhaps inside a Slurm job; "
                 "give --launcher mpi, or start this command with srun alone"
             )
         return slurm.read_placement(environment)
@@ -53,9 +53,7 @@ def detect_rank(environment: Mapping[str, str]) -> RankPlacement | None:
     Raises:
         PlacementError: variables are missing or contradict each other.
     """
-    if any(name in environment for name in mpi.OPEN_MPI) or (
-        any(name in environment for name in mpi.HYDRA) and "SLURM_STEP_NUM_TASKS" not in environment
-    ):
+    if mpi.variable_of_mpirun(environment):
         return mpi.read_placement(environment)
     if environment.get("SLURM_STEP_NUM_TASKS", "1") != "1":
         return slurm.read_placement(environment)

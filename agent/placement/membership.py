@@ -6,32 +6,54 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 
+from agent.placement import mpi
 from agent.placement.detect import PROGRAMS
-from agent.placement.rank_placement import PlacementError, RankPlacement, visible_devices
+from agent.placement.rank_placement import PlacementError, RankPlacement
 from schemas import documents
 from schemas.plans import Plan, PlannedHost
-
-HOST_VARIABLES = ("SLURMD_NODENAME", "PMIX_HOSTNAME")
-"""Variables in which launchers set this host's name."""
 
 
 def find_host(plan: Plan, environment: Mapping[str, str], placement: RankPlacement | None = None) -> str:
     """Return this host's name in the plan, from the names that launchers and the host itself use.
 
     Raises:
-        PlacementError: none of these names is in the plan.
+        PlacementError: none of these names is in the plan, or they are names of different planned hosts.
     """
-    reported = [placement.host] if placement else []
-    names = [*reported, *(environment.get(name, "") for name in HOST_VARIABLES), socket.gethostname()]
-    candidates = list(dict.fromkeys(name for name in names if name))
-    for name in candidates:
-        if host := match_host(plan, name):
-            return host
+    names = {
+        f"{variable}={environment[variable]}": environment[variable]
+        for variable in _host_variables(environment)
+        if variable in environment
+    }
+    if placement:
+        names[f"{placement.host} from {PROGRAMS[placement.launcher]}"] = placement.host
+    names[f"this machine's host name {socket.gethostname()}"] = socket.gethostname()
+    found = {host: source for source, name in names.items() if name and (host := match_host(plan, name))}
+    if len(found) > 1:
+        sources = " and ".join(f"{source} (host {host} of the plan)" for host, source in found.items())
+        raise PlacementError(
+            f"these are names of different hosts: {sources}: unset the wrong variable, or give --host with this host's name in "
+            "the plan"
+        )
+    if found:
+        return next(iter(found))
+    candidates = ", ".join(dict.fromkeys(name for name in names.values() if name))
     known = ", ".join(host.name for host in plan.hosts[:8]) + (" …" if len(plan.hosts) > 8 else "")
     raise PlacementError(
-        f"this host ({', '.join(candidates)}) is not in the plan of run {plan.run_id}, which has {known}: "
+        f"this host ({candidates}) is not in the plan of run {plan.run_id}, which has {known}: "
         "give --host with its name in the plan, or use the hosts' own host names in the inventory"
     )
+
+
+def _host_variables(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the variables in which the launcher that started this process sets the name of this host.
+
+    mpirun passes its own variables to the processes on all hosts, so SLURMD_NODENAME is then the host of mpirun. Open MPI sets
+    PMIX_HOSTNAME on each host; MPICH and Intel MPI pass that of mpirun, too.
+    """
+    variable = mpi.variable_of_mpirun(environment)
+    if not variable:
+        return "SLURMD_NODENAME", "PMIX_HOSTNAME"
+    return ("PMIX_HOSTNAME",) if variable in mpi.OPEN_MPI else ()
 
 
 def match_host(plan: Plan, name: str) -> str:
@@ -99,20 +121,6 @@ def _check_started_processes(plan: Plan, host: PlannedHost, members: Sequence[st
             f"{program} started {placement.size} processes, {placement.local_size} on this host; the plan has {len(members)} "
             f"hosts with {all_devices} {host.device} devices, {local_devices} on this host: start one process for each host, or "
             "one for each device"
-        )
-
-
-def check_gpu_allocation(host: PlannedHost, environment: Mapping[str, str]) -> None:
-    """Raise PlacementError if the scheduler gave this job fewer GPUs on this host than the plan has ranks on it."""
-    visible = visible_devices(environment)
-    if host.device != "gpu" or visible is None:
-        return
-    planned = len(host.devices)
-    if len(visible) < planned:
-        raise PlacementError(
-            f"{planned} ranks on host {host.name}, but CUDA_VISIBLE_DEVICES={environment['CUDA_VISIBLE_DEVICES']} has "
-            f"{len(visible)} GPUs: ask the scheduler for {planned} GPUs on each host (srun --gpus-per-node={planned}, without "
-            "--gpus-per-task), or plan fewer ranks"
         )
 
 

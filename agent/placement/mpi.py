@@ -10,6 +10,15 @@ OPEN_MPI = tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_R
 HYDRA = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 
 
+def variable_of_mpirun(environment: Mapping[str, str]) -> str:
+    """Return the name of a variable which shows that mpirun started this process; empty if there is none.
+
+    srun sets PMI_RANK and PMI_SIZE too. In a job step, they show nothing.
+    """
+    hydra = HYDRA[2:] if "SLURM_STEP_NUM_TASKS" in environment else HYDRA
+    return next((name for name in (*OPEN_MPI, *hydra) if name in environment), "")
+
+
 def read_placement(environment: Mapping[str, str]) -> RankPlacement:
     """Return this process's placement from mpirun's variables.
 
@@ -33,7 +42,7 @@ def read_placement(environment: Mapping[str, str]) -> RankPlacement:
         local_rank=local_rank,
         local_size=local_size,
         nodes=int(nodes) if nodes.isdecimal() and int(nodes) <= size else estimate,
-        host=environment.get("PMIX_HOSTNAME", ""),
+        host=environment.get("PMIX_HOSTNAME", "") if names is OPEN_MPI else "",
     )
 
 

@@ -105,7 +105,7 @@ def count_device_nodes(root: Path) -> int:
 
     A container has device nodes only for its own GPUs. A device cgroup may deny the use of others (`denied_device_nodes`).
     """
-    return len(_device_nodes(root)) - len(denied_device_nodes(root))
+    return len(device_nodes(root)) - len(denied_device_nodes(root))
 
 
 def denied_device_nodes(root: Path) -> list[Path]:
@@ -114,10 +114,11 @@ def denied_device_nodes(root: Path) -> list[Path]:
     A device cgroup, as Slurm and systemd set it, or the mode of the node denies it. The nodes are not opened, because this would
     initialize the GPUs: access(2) asks the device cgroup, too.
     """
-    return [path for path in _device_nodes(root) if not os.access(path, os.R_OK | os.W_OK)]
+    return [path for path in device_nodes(root) if not os.access(path, os.R_OK | os.W_OK)]
 
 
-def _device_nodes(root: Path) -> list[Path]:
+def device_nodes(root: Path) -> list[Path]:
+    """Return the device nodes of NVIDIA GPUs, whether or not this process may use them."""
     return sorted(path for path in root.glob("dev/nvidia*") if re.fullmatch(r"nvidia\d+", path.name))
 
 

@@ -21,7 +21,7 @@ from agent.placement.rank_placement import (
     SLURM,
     PlacementError,
     RankPlacement,
-    count_device_nodes,
+    device_nodes,
     read_number,
     visible_devices,
 )
@@ -154,7 +154,7 @@ def count_visible_gpus(environment: Mapping[str, str], root: Path = Path("/")) -
     Count the device nodes, because a container has only those of its own GPUs. Without device nodes, count the GPUs that
     the driver lists.
     """
-    gpus = count_device_nodes(root) or len(list(root.glob("proc/driver/nvidia/gpus/*")))
+    gpus = len(device_nodes(root)) or len(list(root.glob("proc/driver/nvidia/gpus/*")))
     visible = visible_devices(environment)
     return gpus if visible is None else min(gpus, len(visible))
 

@@ -11,11 +11,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.placement.rank_placement import DENIED, count_device_nodes, denied_device_nodes, visible_devices
+from agent.placement.rank_placement import (
+    DENIED,
+    PlacementError,
+    count_device_nodes,
+    denied_device_nodes,
+    device_nodes,
+    visible_devices,
+)
 from agent.run import preflight
 from agent.sampling.cgroups import memory_left
 from collectors.base import Absent, Family, Value
+from collectors.files import Files
+from collectors.namespaces import has_own_pid_namespace
 from collectors.nvml import NotOpened, gpu_conflicts
+from collectors.pcie.device import GPU, PciBus
+from schemas.plans import Plan
 
 GIB = 1 << 30
 SHM_BYTES = 1 << 30
@@ -26,7 +37,8 @@ BYTES_PER_GPU, BYTES_PER_PROCESS = 4 * GIB, GIB // 2
 DISK_BYTES = GIB // 4
 """Estimated disk space for records, logs and the files that the benchmark `checkpoint` saves."""
 REHEARSE = "`rackproof run --profile rehearsal` tries every stage on CPUs"
-CONTAINER_MARKS = (".dockerenv", "run/.containerenv")
+CONTAINER_MARKS = (".dockerenv", "run/.containerenv", "run/systemd/container", ".singularity.d")
+"""Files of Docker, of Podman, of systemd (as in LXD and systemd-nspawn), and of Apptainer and Singularity."""
 COMPATIBILITY = "usr/local/cuda/compat"
 
 
@@ -39,7 +51,8 @@ class Gpus:
     answering: int | Absent
     """Number of GPUs according to NVML."""
     given: int
-    """Number of GPU device nodes that this container or job may use; 0 outside of containers and jobs."""
+    """Number of GPU device nodes that this container or job may use. It is 0 outside of containers and jobs, or if the container
+    has the device nodes of the machine."""
     denied: int = 0
     """Number of GPU device nodes that this process may not use."""
 
@@ -82,15 +95,76 @@ def gpus_of(
     return Gpus(
         on_bus=bus if isinstance(bus, Absent) else int(float(bus)),
         answering=driver if isinstance(driver, Absent) else int(float(driver)),
-        given=count_device_nodes(root) if denied or in_container(environment, root) else 0,
+        given=count_device_nodes(root) if denied or has_own_device_nodes(environment, root) else 0,
         denied=denied,
     )
 
 
+def has_own_device_nodes(environment: Mapping[str, str], root: Path = Path("/")) -> bool:
+    """Return whether this process runs in a container with a /dev of its own, which has device nodes only of its own GPUs.
+
+    The /dev of the machine is a devtmpfs. Apptainer shares it with its containers unless the option --contain is given.
+    """
+    try:
+        mounts = Files(root).text("proc/self/mounts").splitlines()
+    except OSError:
+        mounts = []
+    return in_container(environment, root) and not any(mount.split()[1:3] == ["/dev", "devtmpfs"] for mount in mounts)
+
+
 def in_container(environment: Mapping[str, str], root: Path = Path("/")) -> bool:
-    """Return whether this process runs in a container, which may have only some of the machine's GPUs."""
+    """Return whether this process runs in a container.
+
+    Containers of nerdctl, ctr and LXC have neither variables nor files of their own, but a PID namespace.
+    """
     has_variable = "container" in environment or "KUBERNETES_SERVICE_HOST" in environment
-    return has_variable or any((root / mark).exists() for mark in CONTAINER_MARKS)
+    has_mark = any((root / mark).exists() for mark in CONTAINER_MARKS)
+    return has_variable or has_mark or has_own_pid_namespace(Files(root))
+
+
+def check_gpu_allocation(plan: Plan, host: str, environment: Mapping[str, str], root: Path = Path("/")) -> None:
+    """Raise PlacementError if the scheduler or the container gives this process fewer GPUs than the plan has ranks on this host.
+
+    Otherwise the GPUs that this process may not use would be reported as missing hardware.
+    """
+    planned = next((len(item.devices) for item in plan.hosts if item.name == host and item.device == "gpu"), 0)
+    visible = visible_devices(environment)
+    problems = [*_withheld_gpus(planned, environment, root)]
+    if visible is not None and len(visible) < planned:
+        problems = [
+            f"CUDA_VISIBLE_DEVICES={environment['CUDA_VISIBLE_DEVICES']} has {len(visible)} GPUs: {_ask_scheduler(planned)}"
+        ]
+    if problems:
+        raise PlacementError(f"{planned} ranks on host {host}, but {problems[0]}, or plan fewer ranks")
+
+
+def _withheld_gpus(planned: int, environment: Mapping[str, str], root: Path) -> Iterator[str]:
+    """Yield a problem if this process may not use GPUs that the machine has, and has fewer than planned."""
+    nodes = device_nodes(root)
+    denied = [path.name for path in denied_device_nodes(root)]
+    if denied and len(nodes) - len(denied) < planned:
+        names = ", ".join(f"/dev/{name}" for name in denied)
+        yield f"access to {names} is denied: {_ask_scheduler(planned)}, or give this user access"
+        return
+    if not has_own_device_nodes(environment, root):
+        return
+    # A runtime that gives a container all GPUs leaves out those for which the driver does not work. They must be reported as
+    # missing. In Kubernetes, the variable does not show that: images set it, and some device plugins do not change it.
+    if environment.get("NVIDIA_VISIBLE_DEVICES") == "all" and "KUBERNETES_SERVICE_HOST" not in environment:
+        return
+    on_bus = PciBus(Files(root)).count(GPU)
+    if not isinstance(on_bus, Absent) and len(nodes) < min(planned, on_bus):
+        yield (
+            f"this container was given {len(nodes)} of the {on_bus} GPUs on the machine's PCI bus: give it {planned} GPUs "
+            "(Kubernetes: the limit nvidia.com/gpu; Docker: --gpus all). If it should have them, see which GPUs nvidia-smi lists "
+            "on the machine"
+        )
+
+
+def _ask_scheduler(planned: int) -> str:
+    return (
+        f"ask the scheduler for {planned} GPUs on each host (srun --gpus-per-node={planned}, without --gpus-per-task)"
+    )
 
 
 def reason_without_gpus(gpus: Gpus) -> str:
@@ -143,6 +217,7 @@ def problems(
     if not cpu:
         variables = os.environ if environment is None else environment
         problems += _hidden_gpus(devices, variables)
+        problems += _withheld_gpus(len(devices), variables, root)
         problems += preflight.environment_problems(
             variables, {}, network=False, source=preflight.OWN_ENVIRONMENT, remedy="remove it there"
         )

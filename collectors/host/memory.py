@@ -11,7 +11,7 @@ from functools import partial
 
 from collectors.base import HOST_LABELS, Absent, Family, Value, add_parts, first_absent, host_family
 from collectors.files import Files, nonempty
-from collectors.host.parsing import bracketed_choice, meminfo, optional_meminfo
+from collectors.host.parsing import bracketed_choice, length_of_cpu_list, meminfo, optional_meminfo
 
 _CONTROLLERS = "sys/devices/system/edac/mc"
 _NO_CONTROLLER = "no EDAC driver for a memory controller is loaded"
@@ -79,7 +79,7 @@ def modules(files: Files) -> Iterable[Family]:
 
 
 def nodes(files: Files) -> Iterable[Family]:
-    """Yield the number of NUMA nodes, the memory of each, and the NUMA settings of the kernel.
+    """Yield the number of NUMA nodes, the memory and processors of each, and the NUMA settings of the kernel.
 
     Nodes of GPU memory are left out, and nodes with neither processors nor memory. The firmware of Grace hosts reserves eight
     nodes for each GPU. In either mode of the driver, most or all of them are empty.
@@ -94,6 +94,8 @@ def nodes(files: Files) -> Iterable[Family]:
     for key, name in (("MemTotal", "total"), ("MemFree", "free")):
         family = Family(name=f"host.numa.memory_{name}", unit="B", help=f"{key} of the NUMA node", varies=True)
         yield add_parts(family, "numa", numbers, partial(_node_memory, files, key=key))
+    family = Family(name="host.numa.processors", unit="1", help="Logical CPUs of the NUMA node that are online")
+    yield add_parts(family, "numa", numbers, partial(_processors, files))
     for name, path, text in (
         ("balancing", "proc/sys/kernel/numa_balancing", "Automatic NUMA balancing; 0: off"),
         ("zone_reclaim", "proc/sys/vm/zone_reclaim_mode", "Zone reclaim mode; 0: off"),
@@ -129,6 +131,10 @@ def _number_of_gpu_node(text: str) -> int:
     if not match:
         raise ValueError("no NUMA node")
     return int(match.group(1))
+
+
+def _processors(files: Files, node: str) -> int | Absent:
+    return files.read(f"{_NODES}/node{node}/cpulist", length_of_cpu_list)
 
 
 def _has_no_processors(files: Files, name: str) -> bool:

@@ -26,6 +26,12 @@ def cpu_model(text: str) -> str:
     return match.group(1).strip()
 
 
+def length_of_cpu_list(text: str) -> int:
+    """Return the number of processors in a list such as `0-47,96-143`; 0 if it is empty. Raises ValueError."""
+    ranges = [part.partition("-") for part in text.split(",") if part]
+    return sum(int(last or first) - int(first) + 1 for first, _, last in ranges)
+
+
 def cpu_clocks(text: str) -> list[float]:
     """Return the clock of each processor in Hz, from /proc/cpuinfo. Raises MissingError if the architecture lists no clocks."""
     clocks = [float(clock) * 1e6 for clock in re.findall(r"^cpu MHz\s*:\s*([\d.]+)$", text, re.MULTILINE)]

@@ -138,6 +138,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "host.memory.ecc_corrected": "host.dimm.corrected, which is judged, counts the errors of each module",
     "host.memory.usable_share": "low if the firmware disables or mirrors modules; host.memory.total is compared",
     "host.numa.memory_free": _LOAD,
+    "host.numa.processors": "host.cpu.threads, the number of the host, is compared; nodes with processors must be measured",
     "host.oom_kills": "a rank that was killed is reported as such; other processes may exceed memory limits of their own",
     "host.pressure.cpu": _LOAD,
     "host.pressure.io": _LOAD,

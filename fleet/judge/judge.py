@@ -38,7 +38,7 @@ from fleet.judge.localization import attribute_pair_failures, judge_gangs
 from fleet.judge.manifest import judge_manifest
 from fleet.judge.missing import with_missing_gpus
 from fleet.judge.modules import with_module
-from fleet.judge.node_coverage import silent_nodes
+from fleet.judge.node_coverage import silent_nodes, unused_nodes
 from fleet.judge.one_machine import with_one_machine
 from fleet.judge.other_model import with_other_model
 from fleet.judge.passes import Remaining
@@ -226,6 +226,7 @@ def without_criteria(view: HostView, remaining: Remaining | None = None) -> Iter
     yield from unmeasured_ports(view)
     yield from silent_ports(view)
     yield from silent_nodes(view)
+    yield from unused_nodes(view)
     yield from silent_totals(view)
     yield from refused_readings(view)
     yield from judge_bmc(view)

@@ -146,6 +146,7 @@ for _number in (0, 1):
     FILES |= {
         f"sys/devices/system/node/node{_number}/meminfo": f"Node {_number} MemTotal:  1056702318 kB\n"
         f"Node {_number} MemFree:   1025931202 kB\n",
+        f"sys/devices/system/node/node{_number}/cpulist": ("0-55,112-167\n", "56-111,168-223\n")[_number],
         f"{_mc}/ce_count": "0\n",
         f"{_mc}/ue_count": "0\n",
         f"{_disk}/size": "3750748848\n",

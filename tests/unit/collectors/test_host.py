@@ -17,6 +17,7 @@ from collectors.host.parsing import (
     firmware_text,
     interrupts,
     iommu_options,
+    length_of_cpu_list,
     load_average,
     meminfo,
     optional_meminfo,
@@ -79,6 +80,8 @@ def test_healthy_host_reports_all_fast_readings(tmp_path: Path) -> None:
         "host.numa.memory_total numa=1": 1056702318 * 1024,
         "host.numa.memory_free numa=0": 1025931202 * 1024,
         "host.numa.memory_free numa=1": 1025931202 * 1024,
+        "host.numa.processors numa=0": 112,
+        "host.numa.processors numa=1": 112,
         "host.numa.balancing": 0,
         "host.numa.zone_reclaim": 0,
         "host.kernel.tainted": 12289,
@@ -228,6 +231,7 @@ def test_memory_of_a_grace_host_is_the_same_in_both_modes_of_the_driver(tmp_path
         "host.numa.count": 2,
         **{f"host.numa.memory_total numa={number}": node for number in (0, 1)},
         **{f"host.numa.memory_free numa={number}": free for number in (0, 1)},
+        **{f"host.numa.processors numa={number}": 72 for number in (0, 1)},
     }
 
 
@@ -503,3 +507,17 @@ def test_isolated_processors_and_cpu_quotas_limit_the_usable_processors(
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
     assert usable_processors(Files(tmp_path)) == usable
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("0", 1), ("0-71", 72), ("0-55,112-167", 112), ("0-2,64", 4), ("3,5,7", 3), ("", 0)]
+)
+def test_processors_of_a_node_are_counted(text: str, count: int) -> None:
+    assert length_of_cpu_list(text) == count
+
+
+def test_node_whose_processors_cannot_be_read_has_the_reason(tmp_path: Path) -> None:
+    files = {"sys/devices/system/node/node1/cpulist": "?\n"}
+    values = readings(host.build_tree(tmp_path, files=files))
+    assert values["host.numa.processors numa=0"] == 112
+    assert isinstance(values["host.numa.processors numa=1"], Absent)

@@ -252,8 +252,51 @@ def test_device_nodes_are_counted_only_in_a_container(tmp_path: Path) -> None:
     read = {"gpu.pci_count": 8, "gpu.count": 2}
     assert readiness.gpus_of(read, {}, tmp_path) == gpus(8, 2, given=0)
     assert readiness.gpus_of(read, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, tmp_path) == gpus(8, 2, given=2)
-    (tmp_path / ".dockerenv").touch()
-    assert readiness.gpus_of(read, {}, tmp_path) == gpus(8, 2, given=2)
+    write_pid_namespace(tmp_path, "pid:[4026531836]")
+    assert readiness.gpus_of(read, {}, tmp_path) == gpus(8, 2, given=0)
+
+
+def write_pid_namespace(root: Path, name: str) -> None:
+    (root / "proc/self/ns").mkdir(parents=True)
+    (root / "proc/self/ns/pid").symlink_to(name)
+
+
+@pytest.mark.parametrize("mark", readiness.CONTAINER_MARKS)
+def test_file_of_a_container_runtime_marks_a_container(tmp_path: Path, mark: str) -> None:
+    assert not readiness.in_container({}, tmp_path)
+    (tmp_path / mark).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / mark).touch()
+    assert readiness.in_container({}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("mount", "given"),
+    [
+        ("udev /dev devtmpfs rw,nosuid 0 0", 0),
+        ("tmpfs /dev tmpfs rw,nosuid 0 0", 2),
+        ("udev /dev/null devtmpfs rw,nosuid 0 0", 2),
+    ],
+)
+def test_container_with_the_device_nodes_of_the_machine_has_all_its_gpus(
+    tmp_path: Path, mount: str, given: int
+) -> None:
+    (tmp_path / "dev").mkdir()
+    (tmp_path / ".singularity.d").mkdir()
+    for name in ("nvidia0", "nvidia1"):
+        (tmp_path / "dev" / name).touch()
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/mounts").write_text(f"overlay / overlay rw 0 0\n{mount}\n")
+    assert readiness.gpus_of({"gpu.pci_count": 3, "gpu.count": 2}, {}, tmp_path).given == given
+
+
+def test_pid_namespace_marks_a_container_of_a_runtime_without_marks(tmp_path: Path) -> None:
+    """Examples: nerdctl, ctr."""
+    write_pid_namespace(tmp_path, "pid:[4026532201]")
+    (tmp_path / "dev").mkdir()
+    for name in ("nvidia0", "nvidia1"):
+        (tmp_path / "dev" / name).touch()
+    counted = readiness.gpus_of({"gpu.pci_count": 8, "gpu.count": 2}, {}, tmp_path)
+    assert (counted.given, counted.expected) == (2, 2)
 
 
 def test_gpus_that_a_job_may_not_use_are_not_expected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,9 @@ import pytest
 from fleet.diagnosis.diagnose import diagnose
 from fleet.judge.criteria import read_pack
 from fleet.judge.judge import judge
-from fleet.judge.node_coverage import silent_nodes
+from fleet.judge.node_coverage import silent_nodes, unused_nodes
 from schemas.plans import Plan
-from schemas.records import ERROR, Observation
+from schemas.records import ERROR, Metric, Observation
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Cause, Verdict
 from tests import builders
 from tests.unit.fleet.judge.small_fleet import host_evidence, host_view
@@ -159,3 +159,91 @@ def test_figure_with_other_parameters_does_not_replace_a_missing_one() -> None:
     assert [(name, params) for name, params, _ in silent(nodes(1), *without_copy)] == [
         ("host_memory.bandwidth", {"op": "copy", "placement": "local"})
     ]
+
+
+def metric(name: str, values: dict[str, Any], unit: str = "1") -> Metric:
+    return Metric(name=name, unit=unit, values=values)
+
+
+def numa_readings(*nodes: tuple[int, int]) -> list[Metric]:
+    """Return the readings of NUMA nodes, each with a number of processors and a size of memory."""
+    return [
+        metric("host.numa.processors", {f"numa={number}": processors for number, (processors, _) in enumerate(nodes)}),
+        metric("host.numa.memory_total", {f"numa={number}": memory for number, (_, memory) in enumerate(nodes)}, "B"),
+    ]
+
+
+def cpu_readings(usable: int, online: int) -> list[Metric]:
+    return [metric("host.cpu.count", {"host": usable}), metric("host.cpu.threads", {"host": online})]
+
+
+def unused(*metrics: Metric, measured: int = 1, plan: Plan | None = None) -> list[tuple[str, str]]:
+    """Return name and reason of each verdict on a host with these readings whose benchmark measured `measured` NUMA nodes."""
+    found = [*unused_nodes(host_view(plan or plan_of("h1"), "h1", *metrics, observations=(nodes(measured),)))]
+    assert all((item.verdict, item.scope) == (INCONCLUSIVE, "host") for item in found)
+    return [(item.name, item.reason) for item in found]
+
+
+BOTH = ((56, 1 << 39), (56, 1 << 39))
+
+
+@pytest.mark.parametrize("measured", [1, 2, 3])
+def test_number_of_measured_nodes_must_be_that_of_the_host(measured: int) -> None:
+    found = unused(*numa_readings(*BOTH), measured=measured)
+    assert [name for name, _ in found] == ([] if measured == 2 else ["host_memory.nodes"])
+    for _, reason in found:
+        assert f"{measured} NUMA nodes were measured, but the host has 2 with processors and memory" in reason
+        assert ("a cpuset" in reason) == (measured < 2)
+
+
+@pytest.mark.parametrize(
+    "numa",
+    [
+        [(56, 1 << 39)],
+        [(56, 1 << 39), (0, 1 << 38)],
+        [(56, 1 << 39), (56, 0)],
+        [(56, 0)],
+        [],
+    ],
+    ids=[
+        "one-node",
+        "memory-without-processors",
+        "processors-without-memory",
+        "memory-unknown-to-the-node",
+        "no-nodes",
+    ],
+)
+def test_only_nodes_with_processors_and_memory_must_be_measured(numa: list[tuple[int, int]]) -> None:
+    assert unused(*numa_readings(*numa), measured=1) == []
+
+
+def test_node_whose_memory_is_unknown_must_be_measured() -> None:
+    processors, memory = numa_readings(*BOTH)
+    memory = replace(memory, values={"numa=0": 1 << 39}, absent={"numa=1": "error: Permission denied"})
+    assert [name for name, _ in unused(processors, memory, measured=1)] == ["host_memory.nodes"]
+
+
+def test_run_that_could_not_use_all_processors_is_inconclusive() -> None:
+    ((name, reason),) = unused(*cpu_readings(2, 112))
+    assert name == "host.cpu.count"
+    assert reason.startswith("the run could use only 2 of the 112 processors that are online: the launcher, a cpuset")
+    assert unused(*cpu_readings(112, 112)) == []
+
+
+def test_record_without_these_readings_is_not_checked() -> None:
+    _, memory = numa_readings(*BOTH)
+    assert unused(memory, metric("host.cpu.count", {"host": 2})) == []
+
+
+def test_processors_do_not_matter_if_no_benchmark_uses_them_or_in_a_rehearsal() -> None:
+    bound = [*cpu_readings(2, 112), *numa_readings(*BOTH)]
+    without = builders.with_benchmarks(plan_of("h1"), benchmark={"integrity": {}})
+    assert unused(*bound, plan=without) == []
+    assert unused(*bound, plan=replace(plan_of("h1"), rehearsal=True)) == []
+
+
+def test_host_that_was_only_partly_measured_is_not_accepted() -> None:
+    plan = plan_of("h1")
+    evidence = host_evidence(plan, "h1", *cpu_readings(2, 112))
+    found = judge(plan, {"h1": evidence}, ())
+    assert [item.verdict for item in found if item.name == "host.cpu.count"] == [INCONCLUSIVE]
