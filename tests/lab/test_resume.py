@@ -69,7 +69,7 @@ def changed_tasks(output: str) -> set[str]:
 
 def test_run_on_hosts_that_are_set_up_changes_only_files_and_processes_of_the_run(undisturbed: Run) -> None:
     assert changed_tasks(undisturbed.output) == {
-        "monitoring : Write the targets",
+        "common : Write the targets",
         "monitoring : Run the exporter for this run",
         "inspect : Take a snapshot and start the record",
         "inspect : Fetch the record",
