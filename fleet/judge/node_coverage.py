@@ -23,7 +23,10 @@ OF_PROCESSORS = (HOST_MEMORY, "host_compute")
 CPU_COUNT, CPUS_ONLINE = "host.cpu.count", "host.cpu.threads"
 """Number of processors that the run could use, and number of processors that are online."""
 PROCESSORS = "host.numa.processors"
-BOUND = "the launcher, a cpuset, or a limit of the job or container bound the run to some of the host's processors"
+BOUND = (
+    "the launcher, a cpuset, or a limit of the job or container bound the run to some of the host's processors; give the run all "
+    "of them, or waive this if some are reserved (docs/host-memory.md)"
+)
 
 
 def unused_nodes(view: HostView) -> Iterator[Verdict]:
