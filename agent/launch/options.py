@@ -128,7 +128,11 @@ def _check_same_machine(target: Path, run: HostRun) -> None:
     """Raise DocumentError if `target` is a record of this run that another machine wrote, so that no record is lost."""
     if not target.exists():
         return
-    there, own = record_from_json(documents.read(target, "record"), source=str(target)), run.record()
+    try:
+        there = record_from_json(documents.read(target, "record"), source=str(target))
+    except documents.DocumentError:
+        return  # a damaged record is replaced
+    own = run.record()
     if (there.run_id, there.nonce) != (own.run_id, own.nonce) or there.began == own.began:
         return  # a machine that has rebooted continues its record
     boots, own_boots = _boot_ids(there), _boot_ids(own)
@@ -137,8 +141,8 @@ def _check_same_machine(target: Path, run: HostRun) -> None:
             f"{target} is the record of another machine (begun {there.began}, boot ID {', '.join(sorted(boots))}) and was not "
             f"replaced with that of this machine, {socket.gethostname()} (begun {own.began}, boot ID "
             f"{', '.join(sorted(own_boots))}): both ran as host {own.host}; give each machine its own name in the plan "
-            f"(--host). The record of this machine is {run.path()}. If this machine wrote both, delete {target} and repeat the "
-            "command"
+            f"(--host). The record of this machine is {run.path()}. If the record there is of an earlier attempt, delete "
+            f"{target} and repeat the command"
         )
 
 

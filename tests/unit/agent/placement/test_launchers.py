@@ -354,6 +354,12 @@ def test_machine_replaces_its_own_record(tmp_path: Path, plan: Plan, began: str,
     assert documents.read(publish(tmp_path, plan, "second", began, boot), "record")["began"] == began
 
 
+@pytest.mark.parametrize("text", ["", '{"schema": "rackproof.record/2", "host', "[]", "{}"])
+def test_damaged_record_is_replaced(tmp_path: Path, plan: Plan, text: str) -> None:
+    publish(tmp_path, plan, "first", FIRST, "boot-1").write_text(text)
+    assert documents.read(publish(tmp_path, plan, "second", LATER, "boot-2"), "record")["began"] == LATER
+
+
 def test_record_of_an_earlier_run_is_replaced(tmp_path: Path, plan: Plan) -> None:
     publish(tmp_path, plan, "first", FIRST, "boot-1")
     later = replace(plan, nonce="0" * 32)
