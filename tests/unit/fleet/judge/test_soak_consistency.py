@@ -316,7 +316,10 @@ def changed_series(name: str, change: Callable[[Series], Series]) -> list[Series
 
 
 def test_series_may_have_up_to_three_values_more_than_rounds() -> None:
-    """If a supervisor is killed while it adds a round to the record, the next one adds the values of this round again."""
+    """If a supervisor is killed while it adds a round to the record, the next one adds the values of this round again.
+
+    The samples of the figure then include these values too.
+    """
 
     def more(figure: Observation) -> Observation:
         return (

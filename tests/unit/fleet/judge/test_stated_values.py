@@ -69,7 +69,7 @@ def failed(found: FleetReport) -> list[Cause]:
 
 
 def returned(found: FleetReport) -> list[tuple[str, str]]:
-    """Return host and scope of each part for which `rackproof rma` writes a package because of the causes in `failed`."""
+    """Return host and scope of each part for which `rackproof rma` writes a package because of causes that `failed` returns."""
     parts = failed_parts(failed(found), found.verdicts)
     return [(part.host, part.scope) for part in parts if part.needs_part_work]
 

@@ -405,7 +405,8 @@ def test_fabric_without_rails_has_no_inconclusive_verdict(rails: int, seed: int)
     for host in hosts_of(12):
         order = draw.sample(range(rails), rails)
         cables |= {(host, rail): (f"leaf{switch}", host) for rail, switch in enumerate(order)}
-    for rail in range(rails):  # `h01` and `h03` are cabled alike, and so are `h02` and `h04`; the two pairs differ in all slots
+    # `h01` and `h03` are cabled alike, and so are `h02` and `h04`. The two pairs differ in all slots.
+    for rail in range(rails):
         for number, host in enumerate(hosts_of(12)[:4]):
             cables[host, rail] = (f"leaf{(rail + number % 2 + 1) % rails}", host)
     wiring = compare_hosts(cables)

@@ -380,7 +380,9 @@ def begins(run: Path) -> list[str | None]:
 @pytest.mark.parametrize("steps", ["together", "older first", "newer first"])
 @pytest.mark.parametrize("machine", [1, 2], ids=["same machine", "other machine"])
 @pytest.mark.parametrize(
-    "gangs", [(True, True), (True, False), (False, True)], ids=["both have a gang record", "only the first", "only the last"]
+    "gangs",
+    [(True, True), (True, False), (False, True)],
+    ids=["both have a gang record", "only the first", "only the last"],
 )
 @pytest.mark.parametrize("attempt", ["first", "last"])
 def test_all_records_of_a_host_are_of_the_chosen_attempt(

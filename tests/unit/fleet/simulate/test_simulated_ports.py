@@ -228,7 +228,7 @@ ONE_CAUSE = [
     {"slow_path"},
     {"dark_lane", "degrading_cable"},
 ]
-"""Pairs that the judge does not report as the same two causes as alone, because one of the faults covers the other."""
+"""Pairs in which one fault can hide the cause of the other, so the report need not have both causes."""
 
 
 def request(kind: str, gpu: int) -> str:
@@ -264,7 +264,10 @@ class Signs:
 
 @pytest.fixture(scope="module")
 def signs_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Signs]:
-    """Return a function that returns the signs of a run with these faults (`request`). It simulates and judges each run once."""
+    """Return a function that takes faults in the form of `request` and returns the signs of a run with them.
+
+    The function simulates and judges each run only once.
+    """
 
     @cache
     def signs(*faults: str) -> Signs:
@@ -275,9 +278,10 @@ def signs_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Signs]:
 
 
 @pytest.mark.parametrize("kinds", PAIRS, ids="-".join)
-def test_two_network_faults_of_a_host_are_both_in_the_evidence_and_in_the_report(
+def test_two_network_faults_of_a_host_are_both_in_the_evidence(
     signs_of: Callable[..., Signs], kinds: tuple[str, str]
 ) -> None:
+    """If the pair is not in ONE_CAUSE, both causes are in the report too."""
     requests = [request(kind, gpu) for kind, gpu in zip(kinds, (0, 2), strict=True)]
     healthy, both = signs_of(), signs_of(*requests)
     for one in map(signs_of, requests):
