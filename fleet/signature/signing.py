@@ -47,9 +47,7 @@ VALID: nothing is wrong. CHANGED: the signature, a file or the report is wrong. 
 could not be confirmed that the report matches the records.
 """
 _MAX_NAMES = 5
-_EXPIRED = (
-    "the signer is no longer allowed, but was at {}, when the run was signed by the clock of the signer's machine"
-)
+_EXPIRED = "the signer is no longer allowed, but was allowed at {}, the time of the signature by the clock of the signer's machine"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +65,7 @@ class Verification:
     problems: tuple[str, ...] = ()
     """What is wrong with the signature, the files or the report."""
     notes: tuple[str, ...] = ()
-    """Results of judging and rendering again, and what could not be judged or rendered again."""
+    """Results of judging and rendering again, what could not be judged or rendered again, and that the signer has expired."""
 
 
 def sign(run_dir: Path, key: Path, rules: Rules, judge: Judge) -> tuple[FleetReport, int, tuple[str, ...]]:
@@ -194,9 +192,9 @@ def verify(
 
 
 def _signed_at(run_dir: Path, data: bytes) -> float | None:
-    """Return the time in `signed.json` in seconds since 1970; None if `data`, the content of SHA256SUMS, does not confirm it.
+    """Return the time in signed.json in seconds since 1970; None if `data` (SHA256SUMS) does not have the checksum of signed.json.
 
-    If the signature of `data` is valid, the signer has signed this time.
+    """Return the time in signed.json in seconds since 1970; None if `data` (SHA256SUMS) lacks the checksum of signed.json.
     """
     with contextlib.suppress(RunError, ValueError):
         if parse_sums(data.decode("utf-8", errors="replace")).get(STATEMENT) == digest(run_dir / STATEMENT):

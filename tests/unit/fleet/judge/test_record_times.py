@@ -130,7 +130,7 @@ def set_file_times(directory: Path, times: Callable[[], float]) -> None:
 
 
 @pytest.mark.parametrize("kept", KEPT, ids=lambda path: path.name)
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_evidence_of_a_copied_run_does_not_depend_on_its_file_times(
     tmp_path: Path, kept: Path, data: st.DataObject
