@@ -208,7 +208,7 @@ class Culprit:
       exist. Or they could create no thread, or ended by SIGABRT before the ranks had exchanged data.
     """
     hosts: tuple[str, ...]
-    """Several hosts if they have the same problem, if two hosts lost contact with each other, or if a host names both watchers."""
+    """Several hosts if they have the same problem, if two hosts lost contact with each other, or if a host names the watchers."""
     text: str
     scope: str = ""
     """The device of the rank: `gpu=3`. Empty if the launcher of the rank exited, because a device cannot cause that."""

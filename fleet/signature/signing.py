@@ -47,7 +47,9 @@ VALID: nothing is wrong. CHANGED: the signature, a file or the report is wrong. 
 could not be confirmed that the report matches the records.
 """
 _MAX_NAMES = 5
-_EXPIRED = "the signer is no longer allowed, but was allowed at {}, the time of the signature by the clock of the signer's machine"
+_EXPIRED = (
+    "the signer is no longer allowed, but was allowed at {}, the time of signing by the clock of the signer's machine"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,9 +194,9 @@ def verify(
 
 
 def _signed_at(run_dir: Path, data: bytes) -> float | None:
-    """Return the time in signed.json in seconds since 1970; None if `data` (SHA256SUMS) does not have the checksum of signed.json.
-
     """Return the time in signed.json in seconds since 1970; None if `data` (SHA256SUMS) lacks the checksum of signed.json.
+
+    If the signature of `data` is valid, it covers this time too.
     """
     with contextlib.suppress(RunError, ValueError):
         if parse_sums(data.decode("utf-8", errors="replace")).get(STATEMENT) == digest(run_dir / STATEMENT):
