@@ -7,11 +7,13 @@ from collections.abc import Iterable
 from schemas.scopes import Scope, directory_path
 
 _MAX_SUFFIXES = 4
-"""Maximum number of different suffixes in a list of GPUs and processes. A suffix is the text after the device: `, link 2`.
+"""Maximum number of suffixes in a list of scopes. A suffix is the text after the device: `, link 2`.
 
-If there are more, only the number of scopes is given: `56 pairs of GPUs`. A list with other devices is never shortened.
+If there are more, only the number of scopes is given: `56 pairs of GPUs`. A list that contains a NIC, a disk or another device
+without an index is never shortened.
 """
 _DEVICES = {"gpu": "GPU", "cpu": "process"}
+"""Kind of device -> its name in text. A benchmark of processors gives each of its processes an index: `cpu=3`."""
 _KINDS = {
     "nic": "NIC",
     "hca": "adapter",

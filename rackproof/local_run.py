@@ -47,7 +47,7 @@ from schemas.stages import BENCHMARK, CELL, GANG, PREFLIGHT
 MAX_GPUS = 128
 MULTI_HOST_BENCHMARKS = ("pairs",)
 HOST_DIRECTORY = "host"
-"""Directory in the run directory in which the agent keeps its own records, as it does on a host of a fleet."""
+"""Directory in the run directory for the agent's own records."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -116,10 +116,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _open_missing_streams() -> None:
-    """Open /dev/null for each standard stream that the caller closed, as the shell does with `>&-`.
+    """Open /dev/null for each standard stream that the caller closed (`>&-` in a shell).
 
-    Python sets such a stream to None. Otherwise the next file that is opened would get its number, and child processes would
-    print into that file.
+    If descriptor 1 or 2 stays closed, the next file that is opened gets this number, and child processes print into the file.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -129,7 +128,7 @@ def _open_missing_streams() -> None:
 
 
 def _discard_unwritable_output() -> None:
-    """Discard output that cannot be written, such as that to a closed pipe. With it, Python would exit with 120."""
+    """Discard output that cannot be written, such as output to a closed pipe. Python would fail at exit, with code 120."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

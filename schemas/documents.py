@@ -215,7 +215,7 @@ def write_text(path: Path, text: str, *, durable: bool = True, mode: int = READA
 
 
 def name_file(error: BaseException, path: Path | str) -> None:
-    """Add the path to the error of a failed write if the error names no file, as on a full disk."""
+    """Add the path to the error of a failed write if the error names no file. The error of a full disk names none."""
     if isinstance(error, OSError) and error.errno is not None and error.filename is None:
         error.filename = str(path)
 
@@ -341,7 +341,7 @@ def _kind(schema: Mapping[str, Any]) -> str:
 
 
 def _as_text(where: str, error: ValidationError) -> str:
-    """Return the remedy for a scalar of the wrong type: 8.0 for a whole number, text for a number or flag, or the reverse."""
+    """Return the remedy for a scalar of the wrong type, such as 8.0 in place of a whole number, or text in place of a flag."""
     wanted, text = error.validator_value, error.instance
     if error.validator == "type" and wanted == "string" and isinstance(text, bool | int | float):
         return ": write it in quotes"
@@ -357,7 +357,10 @@ def _as_text(where: str, error: ValidationError) -> str:
 
 
 def number_for_yaml(text: str) -> str:
-    """Return a number such as 4e12, which YAML reads as text, as YAML reads it as a number; empty if it is no such number."""
+    """Rewrite a number such as 4e12, which YAML reads as text, so that YAML reads it as a number: `4.0e+12`.
+
+    Return an empty string for any other text.
+    """
     if number := _EXPONENTIAL.fullmatch(text):
         # YAML 1.1 needs both a dot and a sign.
         return f"{number[1]}{number[2] or '.0'}e{number[3] or '+'}{number[4]}"

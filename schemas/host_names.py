@@ -8,7 +8,7 @@ import socket
 def check_host_name(name: str) -> None:
     """Raise socket.gaierror if no host can have this name. Numeric addresses are accepted too.
 
-    For such a name, Python's own functions that look up names raise UnicodeError, which is no OSError.
+    Python's own look-up functions raise UnicodeError for an invalid name, which callers that catch OSError would miss.
     """
     try:
         name.encode("idna")

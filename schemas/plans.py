@@ -312,8 +312,8 @@ class Plan:
     def judges_ports(self, host: PlannedHost) -> bool:
         """Return whether the RDMA ports of a host, and their cables, are judged.
 
-        The hosts of a rehearsal may be one machine, so their ports are judged only if the run measures them, and the inventory
-        requires it (`rackproof_verbs_required`).
+        The hosts of a rehearsal may be one machine. Their ports are judged only if the inventory sets `rackproof_verbs_required`
+        and the run measures the ports.
         """
         return not self.rehearsal or (host.verbs_required and self._measures_ports)
 

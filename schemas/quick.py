@@ -103,7 +103,7 @@ class Reader:
         if not is_checked:
             if len(items) > self._most_observations or not compiled("record").is_valid(outer):
                 return None
-            # Of a duplicate key, the decoder keeps only one value. So `text` then has more colons than its content encoded again.
+            # The decoder keeps only one value of a duplicate key. The encoded content then has fewer colons than `text`.
             encoded = msgspec.json.encode(whole)
             if encoded.count(b":") + colons != text.count(b":") or _has_long_number(encoded):
                 return None

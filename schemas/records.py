@@ -200,16 +200,15 @@ class Culprit:
     - `rank_silent`, `rank_ended`, `rank_absent`: a rank became silent, ended, or did not start.
     - `rank_behind`: a rank failed first, or the other ranks wait for it.
     - `host_silent`, `host_absent`: a host became silent, or did not join the launch.
-    - `cut_off`: the host that reports this no longer receives any statuses. All hosts send their statuses to the watchers (the
-      first two hosts of the gang), and the watchers answer. If a watcher hears from no other host, `hosts` is
-      the watcher, because its own link is the likely cause. For a host that is not a watcher, `hosts` are the watchers.
+    - `cut_off`: a host reports that it no longer receives any statuses. All hosts send their statuses to the watchers (the first
+      two hosts of the gang), and the watchers answer. A watcher names itself in `hosts`, because its own link is the likely
+      cause. Any other host names the watchers.
     - `rank_unable`: a host reports that one of its ranks has no working device.
     - `rank_raised`: ranks ended with an exception that a device cannot cause, for example because a network interface does not
       exist. Or they could create no thread, or ended by SIGABRT before the ranks had exchanged data.
     """
     hosts: tuple[str, ...]
-    """Several if several hosts became silent, did not join or raised the same exception, or if two hosts lost contact with each
-    other."""
+    """Several hosts if they have the same problem, if two hosts lost contact with each other, or if a host names the watchers."""
     text: str
     scope: str = ""
     """The device of the rank: `gpu=3`. Empty if the launcher of the rank exited, because a device cannot cause that."""
@@ -273,7 +272,7 @@ class Record:
 
     @cached_property
     def distinct_metrics(self) -> list[Metric]:
-        """Return the metrics of all snapshots. Equal metrics that a `quick.Reader` made one object are returned once."""
+        """Return the metrics of all snapshots, each object once. A `quick.Reader` returns equal metrics as one object."""
         return list({id(metric): metric for snapshot in self.snapshots for metric in snapshot.metrics}.values())
 
     @cached_property

@@ -51,8 +51,8 @@ class VerdictKind:
     IDENTITY = "identity"
     """The identity or location of a part was compared with the inventory, the manifest or another reading."""
     MODEL = "model"
-    """A GPU is of another model than the inventory names. The other verdicts of this kind are failures of values that were
-    compared with limits of the named model, which do not apply to such a GPU."""
+    """A GPU is of another model than the inventory names. Failures by a limit of the named model also have this kind, unless the
+    found model has the same limit."""
     INVENTORY = "inventory"
     """A value was compared with the inventory. No host has what the inventory states, and most have the same other value."""
     SWAPPED = "swapped"
@@ -383,7 +383,7 @@ class NotJudged:
     name: str
     stage: str
     host: str = ""
-    """The part on which the figure was not judged; host and scope are empty if the figure was judged on no part."""
+    """`host` and `scope` name the part on which the figure was not judged. Both are empty if it was judged on no part."""
     scope: str = ""
 
     def __str__(self) -> str:
@@ -526,10 +526,10 @@ class FleetReport:
     """All verdicts of the fleet, aggregated. Complete for fleets of any size."""
     detail: str = ALL
     """`all`, or `exceptions`, the default for more than 16 hosts. With `exceptions`, the report has no passing verdicts, and at
-    most 20 000 others. If the run has more than 64 hosts, the report has no measurements of accepted hosts, and those of at most
-    64 hosts that are not accepted. `rackproof report RUN_DIR --host NAME` shows what is left out."""
+    most 20 000 others. If the run has more than 64 hosts, the report has the measurements of at most 64 hosts, none of which is
+    accepted. `rackproof report RUN_DIR --host NAME` shows what is left out."""
     left_out: int = 0
-    """Number of verdicts that are in `judged`, aggregated, but not in `verdicts`."""
+    """Number of verdicts that `judged` counts and `verdicts` does not list."""
     site: str = ""
     """Site, purchase order and operator as in the inventory; empty if it does not have them."""
     purchase_order: str = ""

@@ -17,7 +17,7 @@ class Waiver:
     """Last day on which the waiver is valid, in UTC: `2026-12-31`. It is compared with the day on which the plan was made."""
     host: str = ""
     serial: str = ""
-    """Serial of a part, or the UUID of a GPU that shares its serial. Without `host`, the waiver applies in any host."""
+    """Serial of a part, or the UUID of a GPU whose serial other GPUs have too. Without `host`, the waiver applies in any host."""
     scope: str = ""
     """Scope, such as `gpu=3`; it includes all scopes below, such as `gpu=3,link=0`. Empty: the whole host or part."""
     name: str = ""

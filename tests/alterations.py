@@ -140,7 +140,7 @@ ALLOWED: Mapping[str, str] = {
     r"remove software/cublas": "is missing if no rank loaded cuBLAS, and in records from before 28 November 2026",
     r".* launches/[^/]+/timeline.*": _DRAWN,
     r".* soak/timeline/(events.*|series/gpu\.[^/]+(/(at|n|low|mean|high|params|scope).*)?)": _DRAWN,
-    r".* soak/timeline/left_out": "a soak of less than an hour whose timeline is full may lack series; here, none is missing",
+    r".* soak/timeline/left_out": "only excuses missing series in a soak of less than an hour; here, no series is missing",
     r"(remove|scale|swap) observations/.*/samples.*": _SPREAD,
     r"swap observations(/.*)?": _LIKE,
     r"swap soak/timeline/series/[^/]+(/.*)?": _LIKE,
@@ -149,8 +149,7 @@ ALLOWED: Mapping[str, str] = {
     r"swap snapshots/.*/metrics/host\.uptime(/values.*)?": "hosts of one rack may have booted at the same time",
     r"swap snapshots/.*/metrics/gpu\.(throttle\..*|pcie\.replays|clock\.sm|energy|memory\.utilization|power)(/values.*)?": _LIKE,
     r"scale snapshots/preflight before/metrics/host\.uptime/values/host": (
-        "after a division, an uptime of a few minutes is wrong by only a few minutes, as after a correction of the clock "
-        "(`CLOCK_TOLERANCE_S`)"
+        "after a division, a small uptime is wrong by less than `reading_consistency.CLOCK_TOLERANCE_S`"
     ),
     r"negate snapshots/.*/metrics/host\.persistence_daemon/values/host": "the daemon may run on one host and not on others",
     r"(negate|scale) snapshots/.*/metrics/host\.ulimit\..*": "only a limit lower than that of the other hosts is a fault",

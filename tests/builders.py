@@ -279,8 +279,7 @@ def launch(
 ) -> Launch:
     """Return a launch that ended with `outcome`, because of `reason`.
 
-    The host in whose record the launch is has `devices` ranks, from rank `first` on, if `outcome` is `finished`. Otherwise it has
-    none.
+    If `outcome` is `finished`, the launch has `devices` ranks, numbered from `first`. Otherwise it has none.
     """
     return Launch(
         stage=stage,

@@ -240,7 +240,7 @@ def rejection_reason(plan: dict[str, Any], records: dict[str, bytes], criteria: 
     - Each record is strict JSON, matches the schema, and names the right run, nonce, host and gang.
     - Every planned observation was measured. If a record repeats one, its last entry was measured.
     - The last launch of each stage finished. One launch had all hosts of the gang.
-    - All GPUs have the right model. No two GPU slots have the same serial or UUID, and no slot has two of either.
+    - All GPUs have the right model. No two GPU slots have the same serial or UUID. No slot has two serials or two UUIDs.
     - Every absolute limit of a criterion is met, and no counter rose by more than its limit.
     - Each GPU has every reading that a criterion needs, and no collector reported an error for such a reading.
 

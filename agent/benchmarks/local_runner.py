@@ -69,7 +69,7 @@ def run_benchmark(context: RankContext, name: str, chosen: Mapping[str, Any]) ->
         "scope": "host" if context.is_reporting_rank else context.device_scope,
         "benchmark": name,
     }
-    if problem:  # every rank reports it, because a rank may fail after it has reported all its other figures
+    if problem:  # on every rank: if a rank fails after its other figures, only the missing duration shows this
         context.report_absent(DURATION.name, status=ERROR, reason=problem, **duration)
     elif context.is_reporting_rank:
         context.report(DURATION.name, time.monotonic() - began, **duration)

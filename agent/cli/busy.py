@@ -72,7 +72,8 @@ def _busy(options: argparse.Namespace) -> int:
 def _gpu_users(run: HostRun) -> list[str]:
     """Return a text for each process on a planned GPU, and for each planned GPU whose processes cannot be listed.
 
-    GPUs in MIG mode (with `share=True`, the only conflicts) are left out, because MIG mode does not mean that a GPU is in use.
+    GPUs in MIG mode are left out, because MIG mode does not mean that a GPU is in use. `gpu_conflicts` with `share=True` returns
+    only the conflicts by MIG mode.
     """
     if run.host.device != "gpu" or run.host.share_gpus:
         return []
@@ -102,7 +103,8 @@ def record_skipped(run: HostRun, reason: str) -> None:
             snapshots=[snapshot for snapshot, _ in taken],
             gpus=[gpu for _, gpus in taken for gpu in gpus],
             observations=skipped,
-            keep_end=not taken,  # the judge expects a snapshot or a launch in the last hour of a record
+            # The end moves only with a new snapshot: the judge requires a snapshot or a launch in the last hour of a record.
+            keep_end=not taken,
         )
     publish_idle(run)
 

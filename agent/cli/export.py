@@ -75,8 +75,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         type=float,
         default=WINDOW_S,
         help="length in seconds of the time window over which minimum, mean and maximum of the samples are exported. Make it "
-        "longer than the scrape interval plus --every, because a scraped page may be --every seconds old; otherwise some samples "
-        f"are in no scrape (default: {WINDOW_S:g})",
+        "longer than the scrape interval plus --every: a scraped page may be --every seconds old, and with a shorter window some "
+        f"samples are in no scrape (default: {WINDOW_S:g})",
     )
     parser.add_argument(
         "--textfile", type=Path, metavar="FILE.prom", help="write this file for node_exporter instead of listening"

@@ -189,7 +189,8 @@ def accept(
     except documents.DocumentError as error:
         raise RunError(f"{error}: remove the file, or restart the baseline with --replace") from None
     try:
-        # For each host, `baselines_of_run` yields the GPUs first, because the baseline of the host lists them.
+        # The baseline of a host lists its GPUs. `baselines_of_run` yields those first, so the baseline of a host is written only
+        # after those of its GPUs.
         for baseline in baselines:
             baseline_store.write(directory, baseline)
     except (OSError, documents.DocumentError) as error:

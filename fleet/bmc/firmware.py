@@ -18,7 +18,8 @@ _SPARE_IMAGE = re.compile(
 _DRIVE = re.compile(r"disk|drive(?!r)|nvme|ssd|hdd", re.IGNORECASE)
 """Names of firmware of drives, which is not read: hosts of one purchase order may have drives of several vendors."""
 _NO_PART = (
-    "the BMC does not report the model of the part with this firmware, or the firmware must be the same on all boards"
+    "the BMC does not report the model of the part with this firmware, or the model does not matter: this firmware must be the "
+    "same on all boards"
 )
 
 
@@ -41,9 +42,10 @@ def read_firmware(session: RedfishSession, readings: Readings, root: Resource, p
 
 
 def _component(item: Resource, id: str, name: str) -> str:
-    """Return the name of a component with firmware, which must be the same on all hosts.
+    """Return the name of a component with firmware. The name of a component must be the same on all hosts.
 
-    HPE numbers the components, and the numbers depend on the parts of the host. The place of the part is in DeviceContext.
+    On HPE, the Id is a number that depends on the parts of the host. Such an Id is replaced by the name of the firmware and the
+    place of the part (`DeviceContext`).
     """
     if not id.isdecimal() or not name:
         return id or "component"

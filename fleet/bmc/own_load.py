@@ -21,7 +21,7 @@ from fleet.bmc.health import CRITICAL
 _RESOURCE_MESSAGE = "BMCSystemResourceInfo"
 """Message about the processes of the BMC that use most of a resource. Its first argument is the resource."""
 _THRESHOLD_MESSAGE = "SensorThreshold"
-"""Begin of the names of messages about sensors. Their first argument is the sensor."""
+"""Prefix of the names of messages about sensors. Their first argument is the sensor."""
 _OF_A_MANAGER = re.compile(r"/redfish/v1/Managers/")
 """Path of an entry in the log of a manager. Elsewhere, a sensor `CPU` or `Memory` may be one of the host."""
 _PROCESSOR = re.compile(r"CPU(?:_User|_Kernel)?|ProcessCPU_\w+")

@@ -1,4 +1,4 @@
-"""The parts of a host that have firmware: which model each is, as its BMC reports it."""
+"""The models of the parts of a host that have firmware, as the BMC reports them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _OF_THE_SYSTEM = re.compile(r"bmc|bios|uefi|erot", re.IGNORECASE)
 """Names of firmware that must be the same on all hosts, whichever board it runs on."""
 _POWER_SUPPLY = re.compile(r"psu|power.?suppl", re.IGNORECASE)
 _FIRMWARE_WORD = re.compile(r"(?<![a-z])(?:fw|inforom)_", re.IGNORECASE)
-"""Words in names of NVIDIA's firmware that the name of the part lacks: `HGX_FW_GPU_SXM_1` is that of `HGX_GPU_SXM_1`."""
+"""Words in names of NVIDIA's firmware that the name of the part lacks: the part `HGX_GPU_SXM_1` has the firmware
+`HGX_FW_GPU_SXM_1`."""
 _OF_A_PART = re.compile(r"/redfish/v1/(?:Chassis/.|.*/(?:Processors|NetworkAdapters|PCIeDevices)/)")
 """Path of a resource that may describe a part with firmware."""
 _NUMBER = re.compile(r"\d+")
@@ -60,12 +61,15 @@ class Parts:
         return self._by_name.get(name) or self._by_name.get(name.partition("_")[2], "")
 
     def _model_of_power_supply(self, component: str) -> str:
-        """Return the model of the power supply with the number in the name of its firmware: of `PSU.Slot.2`, the number 2."""
+        """Return the model of the power supply whose number is the last one in the name of its firmware: 2 for `PSU.Slot.2`.
+
+        Empty if there is no such power supply, or several with different models.
+        """
         models = self._power_supplies.get(number, set()) if (number := _last_number(component)) is not None else set()
         return next(iter(models)) if len(models) == 1 else ""
 
     def _model_at(self, path: object) -> str:
-        """Return the model of the part at a path. It is not known if the BMC cannot return the resource."""
+        """Return the model of the part at a path; empty if the path is of no part, or the BMC cannot return the resource."""
         if not isinstance(path, str) or not _OF_A_PART.match(path):
             return ""
         if path not in self._by_path:
@@ -77,9 +81,10 @@ class Parts:
 
 
 def _model(part: Resource) -> str:
-    """Return manufacturer, model and part number of a part, or its SKU if it has neither model nor part number.
+    """Return manufacturer, model and part number of a part. If it has neither model nor part number, the SKU replaces them.
 
-    The SKU of a retimer on an HGX board names its vendor. The SKU of a chassis of Dell is its serial, which must not be used.
+    The SKU of a retimer on an HGX board names its vendor. If there is a model or part number, the SKU is not used: on a
+    Dell chassis it is the serial.
     """
     maker, *words = (clean_text(part.get(key) or "", 60) for key in ("Manufacturer", "Model", "PartNumber"))
     known = list(filter(None, words)) or list(filter(None, [clean_text(part.get("SKU") or "", 60)]))

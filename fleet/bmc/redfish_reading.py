@@ -32,8 +32,8 @@ _PLACES = {"intake": "inlet", "inlet": "inlet", "ambient": "inlet", "exhaust": "
 _UPPER_LIMITS = ("Critical", "NonCritical", "Caution", "Fatal")
 """Kinds of upper limits, in the old schema or the new one."""
 MAX_ROOM_LIMIT = 55.0
-"""A sensor of the air of the room has no limit above this, in °C. Limits of such sensors are 37 to 50 on servers of Dell, HPE,
-Lenovo, NVIDIA and Supermicro, and those of sensors on boards 56 and more (mock-ups of github.com/NVIDIA/libredfish)."""
+"""A sensor of the air of the room has no limit above this, in °C. On servers of Dell, HPE, Lenovo, NVIDIA and Supermicro, the
+limits of such sensors are 37 to 50. Limits of sensors on boards are at least 56 (mock-ups of github.com/NVIDIA/libredfish)."""
 
 
 def read_redfish(target: BmcTarget, marks: Marks | None, deadline: float) -> Readings:
@@ -172,8 +172,8 @@ def _read_sensor(readings: Readings, sensor: Resource) -> None:
 def _side(sensor: Resource, name: str) -> str:
     """Return `inlet` or `outlet` if a temperature sensor measures the air there; empty for any other sensor.
 
-    A sensor on a board has higher limits than one of the air of the room. Some BMCs report the place `Intake` for all sensors: so
-    a sensor whose name does not say `inlet` needs a limit that fits the air of the room.
+    A sensor with an upper limit above MAX_ROOM_LIMIT is on a board, not at the inlet. Some BMCs report the place `Intake` for all
+    sensors. So a sensor that has no upper limit counts as `inlet` only if its name says so.
     """
     by_place = side_of(f"{sensor.get('PhysicalContext', '')} {name}")
     by_name = side_of(name) if by_place else ""

@@ -36,7 +36,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         description="Reads the inventory variables of the hosts from standard input, as JSON (host -> rackproof_bmc_address, "
         "rackproof_bmc_user, rackproof_bmc_password …), so that no credential is in a file or in the process list.",
         epilog="example, with the variables on standard input: rackproof bmc runs/r1 --stage benchmark --phase after. "
-        "Exit codes: 0 the BMCs were queried, whether they answered or not, or the phase is `during` and the stage has already "
+        "Exit codes: 0 the BMCs were queried, even if none answered; also 0 if the phase is `during` and the stage has already "
         "finished; 2 the run has no valid plan; 64 wrong usage.",
     )
     bmc.add_argument("run_dir", type=Path, help="directory of the run")

@@ -40,8 +40,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     collect.add_argument(
         "--attempt",
         choices=[FIRST, LAST],
-        help="which attempt to use if a host began the run twice, for example because its pod was replaced; all records of the "
-        "host are then of this attempt (default: reject the records of both; a record already in the run directory stays)",
+        help="if a host began the run twice, for example because its pod was replaced: take all its records from this attempt "
+        "(default: reject the records of both attempts; a record already in the run directory stays)",
     )
     collect.add_argument("--json", action="store_true", help="print the result as JSON")
     collect.set_defaults(call=call)

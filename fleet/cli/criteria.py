@@ -81,8 +81,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     criteria.add_argument("--kind", choices=KINDS, default=REAL, help="propose: kind of runs (default: %(default)s)")
     criteria.add_argument("--model", default="", help="propose: GPU model, such as 'NVIDIA H200'")
     criteria.add_argument("--power", type=_probability, default=DETECTION_PROBABILITY,
-                          help="propose: probability with which a proposed limit finds the loss that its field `source` states "
-                          "(default: %(default)s)")  # fmt: skip
+                          help="propose: probability with which a proposed limit finds the loss that is stated in its "
+                          "`source` (default: %(default)s)")  # fmt: skip
     criteria.add_argument("--false-alarm", type=_probability, default=MAX_FALSE_ALARM,
                           help="propose: highest probability with which a healthy part fails a proposed limit "
                           "(default: %(default)s)")  # fmt: skip
@@ -119,8 +119,8 @@ def call(options: argparse.Namespace) -> int:
     if options.what == "alerts":
         shipped = shipped_packs()
         named = [pack for pack in read_packs(options.packs) if pack.chosen]
-        # `read_packs` has marked all named packs as `chosen`. Keep this mark only for packs that are not shipped: a criterion of
-        # such a pack needs `replaces` to override a criterion of PACKS with the same id. A shipped pack overrides without it.
+        # `read_packs` has marked all named packs as `chosen`. Remove this mark from shipped packs: their criteria override those
+        # of PACKS with the same id. A criterion of any other pack must have `replaces` to override one.
         named = [replace(pack, chosen=pack.name not in shipped) for pack in named]
         print(rule_file([*map(read_pack, PACKS), *named], options.runbook), end="")
         return 0

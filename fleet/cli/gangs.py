@@ -69,8 +69,8 @@ def call(options: argparse.Namespace) -> int:
         decision = decide(
             run.plan, run.evidence, checked_packs(run.plan.criteria), present=present, minimum=options.minimum
         )
-    # The directory gangs/NAME marks a gang that may have launched: a playbook that resumes the run then fetches the records of
-    # this gang before it calls this verb.
+    # The directory gangs/NAME marks a gang that may have launched. A playbook that resumes the run fetches the records of all
+    # marked gangs before it calls this verb.
     for launch in decision.launches:
         RunDirectory(options.run_dir).record("", launch.gang).parent.mkdir(parents=True, exist_ok=True)
     if options.json:

@@ -30,7 +30,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--failed",
         default="",
         metavar="REASON",
-        help="print the notification that the run has no report for this reason; its state is incomplete",
+        help="print the notification that the run has no report; REASON says why. The state of this notification is incomplete",
     )
     notice.add_argument(
         "--link",

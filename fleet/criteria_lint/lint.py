@@ -60,7 +60,7 @@ LEAST_OF_EXPECTED = 0.75
 """Lowest floor (lower limit) that the lint accepts, as a share of the expected value. The highest ceiling (upper limit) is
 2 - LEAST_OF_EXPECTED = 1.25 times the expected value."""
 MAX_FRACTION = 10
-"""A higher fraction is taken for a percentage: no limit is more than ten times the expected value (VARYING)."""
+"""A higher fraction is taken for a percentage. The highest ceiling in VARYING is 10."""
 VARYING = {
     "local_storage.": (0.2, 10.0),
     "shared_storage.": (0.2, 10.0),
@@ -234,7 +234,7 @@ def _check_type(criterion: Criterion) -> Iterator[Finding]:
 
 
 def _check_distance(criterion: Criterion) -> Iterator[Finding]:
-    """Report an operator or fraction with which a limit relative to the fleet or to the baseline is useless."""
+    """Report a limit relative to the fleet or to the baseline that is useless because of its operator or fraction."""
     if (criterion.fleet_deviations or criterion.baseline) and criterion.operator == "eq":
         yield finding_on(criterion, "eq", "no two measurements are equal", "use `ge` or `le`")
     fraction = criterion.baseline.fraction if criterion.baseline and criterion.baseline.change is None else 1.0

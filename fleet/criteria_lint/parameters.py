@@ -48,7 +48,8 @@ def check_parameters(criterion: Criterion, outputs: Outputs) -> Iterator[Finding
             why = f"no such parameter{nearest(key, known)}"
             yield finding_on(criterion, key, why, "use a parameter of the observation")
             continue
-        # Without known parameters, the key may be a parameter of any benchmark. All other keys are labels with texts as values.
+        # If no parameters are known, look the key up in those of all benchmarks. A key that is not found is a label, whose values
+        # are texts.
         parameter = known.get(key, str if known else ANY_BENCHMARK.get(key, str))
         if isinstance(value, Mapping):
             yield from _range(criterion, key, value, parameter)

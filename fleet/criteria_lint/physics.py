@@ -112,7 +112,7 @@ def _unit_mistake(ratio: float) -> str:
 
 
 def _check_links(criterion: Criterion, pack: Pack) -> Iterator[Finding]:
-    """Report a limit on PCIe generation, PCIe width or number of NVLinks that does not equal the datasheet.
+    """Report a limit that differs from the datasheet. Checked are PCIe generation, PCIe width and the number of NVLinks.
 
     Only limits with the operator `eq` or `ge` are checked.
     """

@@ -13,7 +13,7 @@ MUST_BE_TRUE = frozenset({"access", "loss_finite", "identical"})
 LEAST_TESTED = 0.9
 LONGEST_LATENCY_S = 1.0
 REHEARSAL = "rehearsal"
-"""Name of the pack for rehearsals. It may leave most of the memory untested, because a rehearsal tests no GPU."""
+"""Name of the pack for rehearsals. Its limit for `tested_share` may be low, because a rehearsal tests no GPU."""
 
 
 def check_plausibility(criterion: Criterion) -> Iterator[Finding]:

@@ -276,9 +276,9 @@ def _explain_by_gang(
         causes = [item for item in of_gang.get(gang_of.get(verdict.host), ()) if _follows_in_gang(verdict, item)]
         partner = Scope.parse(verdict.scope).get("partner")
         if causes:
-            # PARTNER_PARAM names the only host with which this port could be measured. That host's port of the same rail may be
-            # the cause. Hosts of the same build name the adapters of a rail alike, so a problem of the part with the same name
-            # comes first.
+            # PARTNER_PARAM names the only host with which the port of this verdict could be measured. The cause may be the port
+            # of the same rail on that host. Hosts of the same build name the adapters of a rail alike, so a problem of the part
+            # with the same name comes first.
             is_of_port = PARTNER_PARAM in verdict.params
             order = [
                 (
@@ -443,7 +443,7 @@ def _urgency(cause: Cause, first: Verdict) -> tuple[bool, bool, bool, bool, int,
     return (
         cause.waiver is not None,
         cause.verdict != FAIL,
-        first.kind not in OF_INVENTORY,  # healthy parts may fail because of the inventory
+        first.kind not in OF_INVENTORY,  # a wrong inventory makes healthy parts fail
         cause.severity != CRITICAL,
         action_rank(cause.action),
         _CONFIDENCES.index(cause.confidence),

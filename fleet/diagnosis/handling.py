@@ -175,8 +175,8 @@ HANDLING = {
         (("inventory", "configure", ""), ("inventory-gpu-count", "configure", "")),
         Handling(
             f"Compare the variable that the cause names, and its unit, with the order. If it is wrong, correct it. {_NEW_RUN}",
-            "if the inventory is right, the hosts differ from the order as a whole: claim what was ordered from the vendor, or "
-            "correct the setting or version on all of them. No single part is at fault.",
+            "if the inventory is right, all hosts differ from the order: claim what was ordered from the vendor, or correct the "
+            "setting or version on all of them. No single part is at fault.",
         ),
     ),
     ("inventory-fabric", "configure", ""): Handling(
@@ -211,8 +211,8 @@ HANDLING = {
     ("gpu-missing", "configure", ""): Handling(
         "Correct what the kernel log names: the kernel modules, the driver release or its firmware, the PCI address "
         "space (BAR) in the settings of the host or VM, the mode of confidential computing, or another driver that holds the "
-        "GPU. Then reboot the host and measure it again. If the session may not use the GPU, measure outside of the job or "
-        "service that denies it instead.",
+        "GPU. Then reboot the host and measure it again. If a job or service denies the session access to "
+        "the GPU, no reboot is needed: measure outside of that job or service.",
         _RESET_AT_BOOT,
     ),
     ("ecc-mode", "configure", ""): Handling(
@@ -240,8 +240,8 @@ HANDLING = {
         "swap the device with another one. If the fault moves with it, return it (RMA), otherwise inspect the slot.",
     ),
     ("pcie-link", "configure", ""): Handling(
-        "GPU and slot support no more together. Move the GPU to another slot, or correct lanes and generation of the slot in "
-        "the BIOS (bifurcation, link speed). Then measure the host again.",
+        "The link is as fast as GPU and slot together allow. Move the GPU to another slot, or correct lanes and generation of "
+        "the slot in the BIOS (bifurcation, link speed). Then measure the host again.",
         "compare the slot and its riser with those of a host that passes.",
     ),
     ("hot", "inspect_hardware", ""): Handling(

@@ -170,7 +170,7 @@ PROBLEMS = (
         explains_host=_ALL,
         explains_kinds=(VerdictKind.MODEL,),
     ),
-    # Only if a waiver covers the verdicts on the model itself, so that `gpu-model` does not explain these failures.
+    # This problem is found only if a waiver covers the verdicts on the model itself. Otherwise `gpu-model` explains its verdicts.
     Problem(
         id="limits-of-other-model",
         title=words.limits_of_other_model,
@@ -231,7 +231,7 @@ PROBLEMS = (
         explains_host=("fabric.imex.*", *_NETWORK),
         stops=True,
     ),
-    # Settings of a GPU. A change that the next reset makes comes before the setting itself: then only the reset is missing.
+    # Settings of a GPU. A pending change comes before the setting itself: if a change is pending, only a reset is missing.
     Problem(id="ecc-mode", title=words.describe, shown_by=("gpu.ecc.change_pending", "gpu.ecc.enabled")),
     Problem(
         id="mig-mode",

@@ -50,7 +50,7 @@ class Comparison:
     """A comparison to which hosts are added one by one, so that the figures of a large fleet need not stay in memory."""
 
     def __init__(self, planned: Container[str]) -> None:
-        """Begin a comparison with a run of the hosts `planned`."""
+        """Begin a comparison. `planned`: the hosts of the new run."""
         self._planned = planned
         self.compared = 0
         """Number of figures that both states of a host have."""

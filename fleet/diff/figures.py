@@ -37,8 +37,10 @@ def changed_figures(
 ) -> Iterator[Change]:
     """Yield the changed figures of a host, then how many figures only the earlier state has, and how many only the new state has.
 
-    GPUs that are no longer installed, and parts that the earlier state does not have, are left out. Figures of a part that the
-    earlier state did not have any more are not missing (`_former_labels`). `planned`: the hosts of the new run.
+    GPUs that are no longer installed, and parts that the earlier state does not have, are left out. A figure does not count as
+    missing if it names a part that was removed before the last earlier run (`_former_labels`).
+
+    `planned`: the hosts of the new run.
     """
     with_baseline = [item for item in criteria if item.baseline is not None]
     added = 0

@@ -26,8 +26,8 @@ def connect() -> Any:
         duckdb = importlib.import_module(LIBRARY)
     except ImportError:
         raise RunError(
-            f"{LIBRARY} is not installed: install rackproof with the extra `{EXTRA}`: pip install 'rackproof[{EXTRA}]', "
-            f"in a checkout '.[{EXTRA}]'"
+            f"{LIBRARY} is not installed: install rackproof with the extra `{EXTRA}`: pip install 'rackproof[{EXTRA}]' "
+            f"(in a checkout: pip install '.[{EXTRA}]')"
         ) from None
     settings = {"autoinstall_known_extensions": False, "autoload_known_extensions": False, "temp_directory": ""}
     connection = duckdb.connect(config=settings)

@@ -13,7 +13,7 @@ So if one GPU after another fails in a host or in a slot, the finding names the 
 `by_chance` is the expected number of racks (or hosts, slots, parts) of the same kind that have at least as many episodes as this
 one, if failures are random. It is computed under two assumptions: the expected number of episodes is the same for all of them,
 or it is proportional to the number of their runs. With the first assumption alone, many runs would make a healthy rack a lemon.
-With the second alone, few runs would. So the larger result counts.
+With the second alone, few runs would do so. Therefore the larger of the two results is used.
 """
 
 from __future__ import annotations

@@ -117,8 +117,8 @@ def _causes(history: History, name: str, *, is_host: bool) -> list[dict[str, Any
 def _replacements(history: History, name: str, places: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return, for each slot that the part was in, the first later run in which the slot had another part.
 
-    A part is another one only if the host did not have it before, and no longer has this part. Names of disks and NICs, and
-    indexes of GPUs, may change although nobody replaced a part.
+    The other part must be new in the host, and this part must be gone from the host. This is required because names of disks and
+    NICs, and indexes of GPUs, may change although nobody replaced a part.
     """
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for place in places:

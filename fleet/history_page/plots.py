@@ -22,8 +22,8 @@ MIN_RANGE = 0.02
 """Smallest range of the vertical axis, as a share of the median of the monthly medians: noise must not look like a trend."""
 X_TICKS = 6
 Figure = tuple[str, str, str, str, str]
-"""Name, settings, stage, `within`, model. `within` is `link=*` if the figure is one of the part's links, `peer=*` if it is one of
-copies between the part and another one, and empty if it is one of the part itself (`within_kind`)."""
+"""Name, settings, stage, `within`, model. `within` says what was measured (`within_kind`): `link=*` for the links of a part,
+`peer=*` for copies between a part and others, empty for the part itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ def _spreads(
 ) -> dict[Figure, dict[int, tuple[Any, ...]]]:
     """Return figure -> index in `months` -> 5 % quantile, median, 95 % quantile and unit.
 
-    Quantiles and median are those of the host values of the runs of the month. Runs with a wrong date are left out
+    They are computed from the values of all hosts in all runs of the month. Runs with a wrong date are left out
     (`fleet/history/clocks.py`).
     """
     columns = {

@@ -99,7 +99,7 @@ def payload(report: Mapping[str, Any], plan: Plan, *, link: str, directory: Path
 
 
 def failure(why: str, directory: Path) -> dict[str, Any]:
-    """Return the notification about a start of the run in `directory` that wrote no report, for the reason `why`."""
+    """Return the notification that a run has no report. `why` is the reason, `directory` is the run directory."""
     drained, what = scheduler.still_drained(directory), _plain(why)
     lines = [f"incomplete: run {directory.name} has no report: {what}", *_drained_lines(drained, directory)]
     return {

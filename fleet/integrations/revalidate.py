@@ -41,8 +41,8 @@ def revalidate(options: argparse.Namespace) -> int:
     If the playbook sent no notification, or one that does not name the nodes that stay drained, run `notify.yml`. Also run it if
     the playbook wrote no report. If the run is accepted but nodes stay drained, return the exit code of an incomplete run.
 
-    Do nothing and return HELD if another process has locked the run. Do the same if the new run would get the id of a run
-    that was already accepted or rejected, because both begin in the same minute.
+    Do nothing and return HELD if another process has locked the run. Do the same if a run that began in the same minute was
+    already accepted or rejected, because the new run would get the same id.
     """
     directory = _directory(options)
     run_id = directory.name
@@ -178,7 +178,7 @@ def _is_notified(directory: Path, drained: Collection[str]) -> bool:
 
 
 def _notify(directory: Path, arguments: list[str], failure: str = "") -> None:
-    """Send the notification about a run; if `failure` is not empty, about a start that has no report for this reason."""
+    """Send the notification about a run. `failure`: why the run has no report; empty if it has one."""
     variables = {"_rackproof_notify_run": str(directory), "_rackproof_notify_failure": failure}
     _play(ROOT / "playbooks" / "notify.yml", [*arguments, "-e", json.dumps(variables)])
 

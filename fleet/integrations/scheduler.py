@@ -136,8 +136,8 @@ def _drain_record(directory: Path) -> dict[str, Any]:
     """Return the content of `drained.json`; empty if it does not exist.
 
     Raises:
-        RunError: the file cannot be read, or does not have the form in which Rackproof writes it. Its `words` (the
-            words that precede each command of the scheduler, such as `sudo`) must then not be executed.
+        RunError: the file cannot be read, or does not have the form in which Rackproof writes it. The `words` of such a file
+            (they precede each command of the scheduler, such as `sudo`) must not be executed.
     """
     path = directory / DRAINED
     try:
@@ -235,8 +235,8 @@ def resume_all(directory: Path) -> list[str]:
 def resume_with_retries(directory: Path) -> list[str]:
     """Resume every node that this run drained, with retries; return a line for each that could not be resumed.
 
-    If this run has drained no node, the list is empty. A later playbook may have continued the run and drained nodes. No further
-    attempt is made then, and the list is empty, because that playbook needs the nodes.
+    The list is empty if this run has drained no node. It is also empty if a later playbook has continued the run and drained
+    nodes: that playbook needs the nodes, so no further attempt is made to resume them.
     """
     by, problems = _drain_record(directory).get("by"), list[str]()
     for wait in (0.0, *BACKOFF_S):

@@ -286,8 +286,8 @@ def _directory_lists() -> frozenset[str]:
 def _remedy(error: ValidationError) -> str:
     """Return how to correct a value; empty for errors that need no more words.
 
-    For a value out of range, or one that matches no alternative, return what the variable states, with its unit. For a value that
-    has the wrong type because of the inventory's format, return how to write it.
+    For a value out of range, or one that matches no alternative, return the first sentence of the variable's description. For a
+    value that has the wrong type because of the inventory's format, return how to write it.
     """
     if error.validator in ("minimum", "maximum", "oneOf"):
         description = str(documents.part("inventory")["properties"][error.absolute_path[0]]["description"])
@@ -344,7 +344,7 @@ def _check_bmc_addresses(hosts: Mapping[str, Variables]) -> None:
 
 
 def _bmc_endpoint(address: str, protocol: str) -> tuple[str, str]:
-    """Return host and port of a BMC. Addresses that are written differently give the same result, a default port is empty."""
+    """Return host and port of a BMC. All spellings of an address give the same result. A default port is empty."""
     host, port = re.fullmatch(r"(\[[^]]*\]|[^:]*)(?::(\d+))?", address).groups(default="")  # type: ignore[union-attr]
     host = host.strip("[]").rstrip(".").casefold()
     with suppress(ValueError):

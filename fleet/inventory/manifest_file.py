@@ -257,8 +257,8 @@ def _slot(where: str, kind: str, slot: str, column: str = "slot") -> str:
 def _refuse_duplicates(parts: Iterable[Part]) -> None:
     """Raise UsageError if two lines name the same part, the same slot, or the same end of a cable.
 
-    The modules at the ends of a splitter cable may have the same serial if the line of each module names its port in `slot`. So
-    may the GPUs of one board, which must be in one host.
+    The modules at the ends of a splitter cable may have the same serial if the line of each module names its port in `slot`. The
+    GPUs of one board may have the same serial if they are in one host and each line names the slot.
     """
     serials: dict[tuple[str, str], Part] = {}
     slots: dict[tuple[str, str, str], Part] = {}

@@ -1,4 +1,4 @@
-"""Find names in the files of an inventory that are read as another number, such as the rack 010, which YAML reads as 8."""
+"""Find names that Ansible reads as another number, such as the rack 010, which is 8 in YAML."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Scalar = tuple[int, str, str, int]
 
 
 def check_names_in_files(sources: Iterable[str], variables: Collection[str]) -> None:
-    """Raise UsageError if the text of one of these variables is not the number that it is read as: 010 is read as 8.
+    """Raise UsageError if one of these variables has a value that is read as another number: 010 is read as 8.
 
     The value that Ansible returns does not show this: the racks `010` and `8` would be one rack. Files that cannot be read and
     sources that are no files are left out: Ansible reports them if they are wrong.
@@ -44,7 +44,7 @@ def check_names_in_files(sources: Iterable[str], variables: Collection[str]) -> 
 
 
 def _files(source: Path) -> list[Path]:
-    """Return the files of a source of an inventory, and those with variables beside it."""
+    """Return the files of an inventory source. If the source is a file, add those in group_vars/ and host_vars/ beside it."""
     with suppress(OSError, ValueError):  # a list of hosts may be too long for a path
         beside = [source.parent / name for name in ("group_vars", "host_vars")] if source.is_file() else []
         found = [path for directory in beside or [source] for path in directory.rglob("*")]

@@ -24,7 +24,7 @@ MOST_SEVERE = 10.0
 """Highest CVSS base score."""
 STALE_AFTER_DAYS = 90
 UNOWNED = "no package"
-"""Value of the reading that `Product.package` names, if no package owns the program."""
+"""Value of a reading that `Product.package` names. It means that no package owns the product's program."""
 VersionKey = tuple[tuple[int | str, ...], ...]
 
 
@@ -39,8 +39,8 @@ class Product:
     pattern: str = r"v?(\d{1,6}(?:\.\d{1,6}){1,4}(?:-[a-z]{1,9}\.\d{1,6})?)"
     """Regular expression of a version. Its first group is compared. A text that does not match is not compared."""
     package: str = ""
-    """Name of the reading with name and version of the package that owns the program. The package of a distribution may have
-    fixes that the version number of the program does not show."""
+    """Name of the reading that states the package of the program: package name and version. The package of a distribution may
+    have fixes that the version number of the program does not show."""
     vendor_packages: tuple[str, ...] = ()
     """Names of packages that contain the vendor's program unchanged. The version number of such a program shows its fixes."""
 
@@ -83,7 +83,7 @@ class AffectedRange:
 
 @dataclass(frozen=True, kw_only=True)
 class Advisory:
-    """Vulnerabilities of one product that the same versions fix.
+    """Vulnerabilities of one product, all fixed in the same versions.
 
     They are from one NVIDIA bulletin, or from one entry of a vulnerability database (`fleet/advisories`).
     """

@@ -1,4 +1,4 @@
-"""Check a BMC without criteria: was it read, are its readings complete, and are its serials those of the host?
+"""Built-in checks of a BMC: was it read, are its readings complete, and are its serials those of the host?
 
 The control node reads the BMC several times during a run. Each time it stores a snapshot: all readings with their values.
 """
@@ -40,7 +40,7 @@ _PLACEHOLDERS = ("o.e.m", "not specified", "default string", "system serial", "n
 
 
 def judge_bmc(view: HostView) -> Iterator[Verdict]:
-    """Yield the verdicts on the BMC of a host that need no criterion; none if the inventory names no BMC."""
+    """Yield the verdicts of the built-in checks on a host's BMC; none if the inventory names no BMC."""
     if not view.host.bmc:
         return
     if view.evidence.bmc is None:
@@ -253,7 +253,7 @@ def _compare(
         if not is_serial(serial) or not (matches or _form(serial) in forms):
             continue
         listed = ", ".join(others[:8])
-        reason = f"the host reports the serial {serial}, its BMC {'the same' if matches else listed}"
+        reason = f"the host reports the serial {serial}, its BMC reports {'the same' if matches else listed}"
         yield Verdict(
             host=view.host.name,
             scope=scope,

@@ -16,7 +16,7 @@ ACTION = "configure"
 
 
 class HostSerials:
-    """The hosts that report a serial, for themselves or for one of their GPUs. `update` adds other hosts, in any order."""
+    """For each serial, the hosts that report it as their own or as that of one of their GPUs."""
 
     def __init__(self) -> None:
         self._hosts: dict[str, set[str]] = {}
@@ -35,8 +35,8 @@ class HostSerials:
     def owner_of_bmc(self, view: HostView) -> str:
         """Return the other host that the BMC in the inventory of this host belongs to; empty if it may be the host's own BMC.
 
-        It belongs to another host if that host alone reports serials that the BMC reports, and if the host itself reports none of
-        them. The serial of a chassis does not show another host, because several hosts may be in one chassis.
+        It belongs to another host under two conditions: this host reports no serial of the BMC, and exactly one other host does.
+        The serial of a chassis does not show another host, because several hosts may be in one chassis.
         """
         reported = {serial.casefold() for serial in reported_serials(view, GPU_SERIAL, "bmc.system.serial")}
         chassis = {serial.casefold() for serial in reported_serials(view, "bmc.chassis.serial")}

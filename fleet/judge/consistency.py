@@ -27,7 +27,7 @@ from schemas.times import epoch_seconds
 
 DEADLINE_GRACE_S = 120.0
 """A supervisor needs at most this long to end its ranks after the deadline of the launch. A launch that takes longer than its
-deadline and this time is a contradiction."""
+deadline plus this time is a contradiction."""
 FIRST_READING_S = LAST_READING_S = 3600.0
 """A record begins at most this long before its first snapshot, and ends at most this long after its last snapshot or launch."""
 SOFTWARE = ("torch", "cuda", "nccl", "cudnn")

@@ -52,8 +52,8 @@ def hours_before(view: HostView, reading: Observation) -> float | None:
 def hours_of_run(view: HostView) -> float | None:
     """Return for how many hours the host was up between its first and its last snapshot, at least LEAST_RUN_S.
 
-    If the host rebooted between two snapshots, only the uptime in the second one counts, because the counters started again at
-    the reboot too. None if the first or the last snapshot lacks the uptime, or if the host rebooted and the time of a snapshot is
+    If the host rebooted between two snapshots, only the time since the reboot is added, because the reboot also reset the
+    counters. None if the first or the last snapshot lacks the uptime, or if the host rebooted and the time of a snapshot is
     not valid.
     """
     readings = view.observations.metrics.get(UPTIME, ())
@@ -70,8 +70,8 @@ def hours_of_run(view: HostView) -> float | None:
         if id(snapshot) not in after_reboot:
             seconds += later - earlier
             continue
-        # `later`, the time since the reboot, counts. If the clock was set back, which looks like a reboot, `later` may be longer
-        # than the time between the snapshots.
+        # `later` is the time since the reboot. A clock that was set back looks like a reboot. `later` may then be longer than the
+        # time between the snapshots.
         seconds += min(seconds_or_nan(snapshot.at) - seconds_or_nan(before.at), later)
     if math.isnan(seconds):  # a date is not valid, which `consistency` reports
         return None

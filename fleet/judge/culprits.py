@@ -33,8 +33,7 @@ def with_culprits(view: HostView, verdicts: Sequence[Verdict]) -> list[Verdict]:
     A GPU is the cause of its failed pairs under three conditions:
     - Its pairs with more than half of its partners, and with at least three of them, fail the same criterion.
     - Fewer than half of the GPUs meet the first condition.
-    - If two GPUs meet the first condition, they also fail as a pair. If they pass, the cause is the link between two groups of
-      GPUs.
+    - No two GPUs that meet the first condition pass as a pair. If two pass, the cause is the link between two groups of GPUs.
 
     A new XID in the kernel log is attributed to a GPU under three conditions: it is the only GPU with new XIDs in the run, it
     fails a criterion on the number of its XIDs, and no NVSwitch reported a new error (SXID) in the run.

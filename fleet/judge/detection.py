@@ -150,7 +150,7 @@ def _key(view: HostView, verdict: Verdict, planned: Planned) -> GateKey:
 
 
 def _part(view: HostView, verdict: Verdict) -> Part:
-    """Return what identifies the part of a verdict in all runs and slots.
+    """Return the identity of the part of a verdict. It is the same in every run, whichever slot the part is in.
 
     This is the serial of a GPU, the serials of all GPUs of a host, or the hosts of a gang, each with the rest of the scope.
     """

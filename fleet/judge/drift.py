@@ -26,7 +26,7 @@ from schemas.times import format_span
 DRIFT = "drift"
 """First component of the names of the added observations."""
 REFERENCE_S, REFERENCE_SHARE = 3600.0, 0.1
-"""The start of a soak is its first hour, or its first tenth if that is shorter. It is longer if it has fewer than MIN_REFERENCE
+"""The start of a soak is its first hour, or its first tenth if that is shorter. It is extended until it has MIN_REFERENCE
 values. It consists of whole buckets, which are time intervals of `Timeline.bucket_s` seconds. The record has one mean for all
 values of a figure in a bucket."""
 MIN_REFERENCE = 3
@@ -46,8 +46,8 @@ QUANTILE, NORMAL_QUANTILE = 0.85, 1.4395
 """The variation of a rate follows from this quantile of the differences between its buckets, so a few steps do not change it.
 NORMAL_QUANTILE is the same quantile of the absolute values of a normal distribution with a standard deviation of 1."""
 FIRST_BUCKETS, MAX_INCREASE = 9, 3.0
-"""The variation over the soak counts up to MAX_INCREASE times that of the first buckets, at least FIRST_BUCKETS. So a part whose
-rate begins to vary during the soak does not hide its fall."""
+"""The variation of a rate is limited to MAX_INCREASE times its variation in the first buckets. At least FIRST_BUCKETS buckets are
+used for this. So a rate that begins to vary during the soak cannot hide its own fall."""
 LAGS = 24
 """Differences between neighbors are small if a rate varies slowly. So the differences between buckets that are 1/LAGS of the soak
 apart are used too."""
@@ -77,14 +77,14 @@ class RateCourse:
     """Number of buckets of the start."""
 
     def windows(self) -> Iterator[int]:
-        """Yield the numbers of buckets of which levels are computed: WINDOW, twice as many, and so on."""
+        """Yield the lengths of the windows for which levels are computed, in buckets: WINDOW, twice as many, and so on."""
         window = WINDOW
         while window <= len(self.shares):
             yield window
             window *= 2
 
     def levels(self, window: int, step: int = 1) -> list[float]:
-        """Return the median of every `window` consecutive buckets that begin at each `step`-th bucket."""
+        """Return the median of each window of `window` consecutive buckets. A window begins at every `step`-th bucket."""
         return [
             statistics.median(share for _, _, share in self.shares[start : start + window])
             for start in range(0, len(self.shares) - window + 1, step)
@@ -98,7 +98,7 @@ class RateCourse:
     def lowest(self) -> float:
         """The lowest level plus its margin: the rate fell at least to this share of its start.
 
-        It exceeds 1 if the rate did not fall, or by no more than its margin.
+        It exceeds 1 if the rate did not fall, or fell by less than the margin.
         """
         return min(self._bounds())[0]
 
@@ -129,8 +129,7 @@ class RateCourse:
 def _largest_sum(values: Sequence[float]) -> tuple[int, int]:
     """Return start and end (exclusive) of the consecutive values with the largest sum.
 
-    For the distances of a rate below a value, these are the buckets in which the rate was low, without single values before and
-    after.
+    The caller passes how far each bucket is below a level. The result is then the period in which the rate was low.
     """
     sums = [0.0, *itertools.accumulate(values)]
     pairs = itertools.combinations(range(len(sums)), 2)
@@ -195,9 +194,9 @@ def rate_course(series: Series, soak: Soak) -> RateCourse | None:
 
 
 def _deviation(values: Sequence[float]) -> float:
-    """Return the standard deviation of values, from the differences between them, whose median is subtracted.
+    """Return the standard deviation of values, estimated from the differences between them.
 
-    So a step or a trend of the values hardly changes it.
+    The median difference is subtracted first, so a steady trend does not change the result. A single step hardly changes it.
     """
     return max(_deviation_at(values, lag) for lag in {1, max(1, len(values) // LAGS)})
 

@@ -1,8 +1,8 @@
 """Find parts that two hosts report, and records that have the name of one host but were written by another machine.
 
-A part that two machines report fails, because one of the two reports is forged or wrong. If one machine wrote the records of two
-hosts, no part is at fault: the inventory has the machine under two names, or a record was delivered under the name of another
-host.
+If two machines report the same part, the part fails: one of the two reports is forged or wrong. If one machine wrote the records
+of two hosts, no part is at fault: the inventory has the machine under two names, or a record was delivered under the name of
+another host.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LISTED = 3
 
 
 class DuplicateSerials:
-    """The locations of serials, UUIDs, GUIDs and MAC addresses. `update` adds those of other hosts, in any order."""
+    """The locations of serials, UUIDs, GUIDs and MAC addresses."""
 
     def __init__(self) -> None:
         self._first: dict[Identity, Location] = {}
@@ -79,7 +79,8 @@ class DuplicateSerials:
         """Return the other hosts whose records were written by the same machine as those of `host`.
 
         That is so if all GPUs of one of the two hosts are also GPUs of the other. If `host` reports adapters, the two hosts must
-        also have an adapter in common. Without one, they are two machines with forged GPU identities.
+        also have an adapter in common. Two hosts with equal GPUs but different adapters are two machines
+        with forged GPU identities.
         """
         shared: Counter[str] = Counter()
         for gpu, identity in _identities(evidence.gpus()):

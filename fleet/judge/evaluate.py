@@ -29,7 +29,7 @@ from schemas.scopes import Scope
 REVALIDATE = "revalidate"
 """Prefix of the names of the profiles for parts in service."""
 STORAGE = "storage_"
-"""Prefix of a criterion's `variable` whose value is in rackproof_storage_floors. The rest of `variable` is the key there."""
+"""Prefix of `Criterion.variable`. The rest of `variable` is then a key of the inventory variable rackproof_storage_floors."""
 COMPARE: Mapping[str, Callable[[float, float], bool]] = {
     "eq": operator.eq,
     "ge": operator.ge,

@@ -94,7 +94,7 @@ def _total_rate(readings: Mapping[str, Mapping[str, Value]], up: Iterable[str]) 
 
 @dataclass(frozen=True, kw_only=True)
 class FabricPorts:
-    """The ports of a host that have the link layer of its fabric: of InfiniBand and RoCE, the one with the higher total rate."""
+    """The fabric ports of a host: its InfiniBand ports or its RoCE ports, whichever have the higher total rate."""
 
     rates: Mapping[float, int]
     """Rate of a port that is up in B/s -> number of such ports; the most frequent rate first."""
@@ -107,7 +107,7 @@ class FabricPorts:
         return next(iter(self.rates), 0.0)
 
     def are_alike(self, gpus: int) -> bool:
-        """Return whether no port is slower or missing: all have one rate and are up, or each GPU has one of the same rate."""
+        """Return whether all ports are up and have one rate, or at least `gpus` ports have the most frequent rate."""
         count = self.rates.get(self.rate, 0)
         return count >= gpus or (len(self.rates) == 1 and not self.down)
 

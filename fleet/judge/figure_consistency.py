@@ -436,7 +436,10 @@ def _compared_devices(view: HostView, items: Sequence[Observation], group: Seque
 
 
 def _shares_domain(view: HostView, partner: str) -> bool:
-    """Return whether NVLink may join the host and its partner: they have the same NVLink domain or, if none is known, rack."""
+    """Return whether NVLink may join the host and its partner.
+
+    It may if both are in the same NVLink domain. A host without a domain counts as in the domain of its rack.
+    """
     other = next((host for host in view.plan.hosts if host.name == partner), view.host)
     return (other.nvlink_domain or other.rack) == (view.host.nvlink_domain or view.host.rack)
 
@@ -472,7 +475,10 @@ def _different_magnitude(items: Sequence[Observation]) -> Iterator[Problem]:
 
 
 def _wrong_participants(view: HostView, items: Sequence[Observation]) -> Iterator[tuple[int, str]]:
-    """Yield, for each stage and number of ranks that no launch of the stage had, the first figure that states this number."""
+    """Yield figures that state a number of ranks that no launch of their stage had.
+
+    For each such number, only the first figure of the stage is yielded.
+    """
     sizes: dict[str, set[int]] = defaultdict(set)
     for launch in view.evidence.launches():
         members = launch.members if launch.stage == GANG else (view.host.name,)

@@ -39,7 +39,7 @@ class _Readings:
     """What one set of readings adds to the statistics, and the number of hosts that have these readings."""
 
     parts: list[tuple[PartValue, int]]
-    """For the parts of a host with the same key and value: one of them, and how many they are."""
+    """Parts of a host with the same key and value are one entry: one of these parts, and their number."""
     figures: list[tuple[FigureKey, str, float]]
     hosts: int = 0
 
@@ -83,8 +83,9 @@ class _Layout:
     is_plain: bool = True
     """Whether the layout is used. If not, its hosts are added one by one.
 
-    It is not used in two cases. A value that is added to the statistics has no fixed position; `pair_figures` do not count. Or a
-    criterion on a bandwidth needs more than a limit for all hosts: it compares with a baseline, or judges a change.
+    It is not used in two cases:
+    - A value that is added to the statistics has no fixed position. The values of `pair_figures` are exceptions.
+    - A criterion on a bandwidth compares with a baseline or judges a change.
     """
     figures: list[tuple[FigureKey, str, int]] = field(default_factory=list)
     gang_figures: list[tuple[FigureKey, str, int]] = field(default_factory=list)

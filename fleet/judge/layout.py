@@ -21,13 +21,13 @@ from schemas.stages import GANG
 
 MAX_LAYOUTS = 500
 GANG_SCOPE = "gang="
-"""Scope of a gang (the hosts of one multi-node launch) in a layout, without its name, because gangs share layouts."""
+"""Scope of a gang (the hosts of one multi-node launch) in a layout. It lacks the gang's name, because gangs share layouts."""
 _NUMBERS = frozenset({float, int})
 L = TypeVar("L")
 
 
 class HostValues:
-    """The benchmark observations of one host, as a layout and its values.
+    """The benchmark observations of one host, split into a layout and values.
 
     The scopes of observations on pairs of hosts (`partner=`) differ from host to host. So the layout has only the kinds of these
     observations (`kind_of`), not their scopes and values.

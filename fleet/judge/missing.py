@@ -98,7 +98,7 @@ def with_missing_gpus(view: HostView, verdict: Verdict, slots: SlotMap) -> Verdi
     """
     is_count = verdict.name in (DRIVER, BUS) and verdict.verdict == FAIL and verdict.scope == "host"
     if verdict.kind == VerdictKind.INVENTORY:
-        return verdict  # every host has as many GPUs, so none is missing
+        return verdict  # most hosts have the same other number of GPUs, so the inventory is wrong and no GPU is missing
     if not is_count or not isinstance(verdict.value, int) or not isinstance(verdict.limit, int):
         return verdict
     missing = verdict.limit - verdict.value
@@ -195,7 +195,7 @@ def _identify(
     """Yield texts that identify the missing GPUs. `missing`: their number; `count`: the value of the reading `name`.
 
     Yield none if the readings of the host contradict each other, if not all its GPUs are tested, or if a GPU has no PCI address.
-    `causes`: the addresses of the GPUs that are missing for a known cause: a line in the kernel log, or another driver.
+    `causes`: the addresses of the GPUs that are missing for a known cause, such as a line in the kernel log.
     """
     present, on_bus = _layout(view), _on_bus(view)
     # If only some GPUs of a host are under test, their indexes move when one of the others is missing.

@@ -1,6 +1,6 @@
 """Check that every NUMA node has its figures, and that the benchmarks could use every node and every processor of the host.
 
-The plan requires only the number of nodes and the total bandwidth of the host. The number of nodes is that of the nodes which the
+The plan requires only the number of nodes and the total bandwidth of the host. The number counts only the nodes that the
 benchmark could use.
 """
 

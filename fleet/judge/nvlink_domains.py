@@ -70,7 +70,7 @@ class NvlinkDomains:
         return any(member.is_ready for member in self._members.get(domain, {}).values())
 
     def is_reported(self, domain: str) -> bool:
-        """Return whether a GPU of any host reports that it is in an NVLink domain of several hosts."""
+        """Return whether any GPU of the domain's hosts reports that it is in an NVLink domain of several hosts."""
         return any(uuid != NO_DOMAIN for member in self._members.get(domain, {}).values() for uuid, _ in member.cliques)
 
     def cliques(self, domain: str, hosts: Iterable[str]) -> set[tuple[Value, Value]]:

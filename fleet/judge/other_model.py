@@ -16,8 +16,8 @@ from schemas.scopes import Scope
 def with_other_model(view: HostView, verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Return the verdicts on one host. A failure by a limit that is not valid for the GPU gets the kind `model`.
 
-    Such a limit is that of the model in the inventory, and a GPU of the verdict is of another model. The failure is kept with its
-    own kind if all packs of the found models have the same limit: then the GPU fails for its own model, too.
+    A limit is not valid if it is for the model in the inventory, but a GPU of the verdict is of another model. The failure keeps
+    its own kind if all packs of the found models have the same limit: then the GPU fails for its own model, too.
 
     If all GPUs of the host are of another model, the action becomes `configure`, because no part is at fault.
     """

@@ -59,7 +59,7 @@ DISK_FIGURES = "local_storage."
 Only figures with the same text are compared. Virtual disks have no model."""
 HOST_FIGURES = ("host_memory.", "host_compute.", "host_copy.", "dataloader.")
 """Prefixes of the figures that depend on processors, memory or PCIe slots of the host. Only hosts of the same product are
-compared, because servers of two vendors with the same GPUs differ in these parts. Other figures are compared in all products."""
+compared, because servers of two vendors with the same GPUs differ in these parts. Other figures are compared across products."""
 
 FigureKey = tuple[str, str, str, str, tuple[tuple[str, Value], ...], str]
 """Model (of the GPU, module or disk; for HOST_FIGURES, also the product of the host), name, stage, kind of scope and settings:
@@ -255,7 +255,7 @@ def has_enough_peers(criterion: Criterion | None, peers: PeerGroup) -> bool:
 def limit(criterion: Criterion, peers: PeerGroup) -> float:
     """Return the limit from the fleet. If fraction and deviations are both set, the limit farther from the median counts.
 
-    But a floor is at least LOWEST_FLOOR times that of the fraction. Call this function only if `has_enough_peers`.
+    But a floor is at least LOWEST_FLOOR times the limit of the fraction. Call this function only if `has_enough_peers`.
 
     Raises:
         ValueError: there are no peers, or too few for a criterion that has deviations only.
@@ -264,7 +264,7 @@ def limit(criterion: Criterion, peers: PeerGroup) -> float:
 
 
 def _limit(criterion: Criterion, peers: PeerGroup) -> tuple[float, float | None]:
-    """Return the limit, and its share of the median; None if the limit is a number of deviations from the median."""
+    """Return the limit, and its share of the median. The share is None if the limit is a number of deviations from the median."""
     middle, deviation, deviations = peers.median, peers.deviation, criterion.fleet_deviations
     fraction, is_floor = criterion.fleet_fraction, criterion.operator in FLOORS
     if deviations is None or deviation is None:

@@ -52,7 +52,7 @@ def resolve(packs: Iterable[Pack]) -> Selection:
 
     If several shipped packs define a criterion with the same id, the last one counts. A criterion of a pack that the operator
     chose is added only if no earlier criterion has its id. If its field `replaces` has the id of an earlier criterion, that
-    earlier criterion is removed first. The pack itself may include that criterion from another pack; then it is not added.
+    earlier criterion is removed first. If the pack itself includes that criterion from another pack, that copy is not added.
     """
     criteria: dict[str, Criterion] = {}
     replaced: dict[str, tuple[Criterion, ...]] = {}
@@ -64,7 +64,7 @@ def resolve(packs: Iterable[Pack]) -> Selection:
         included = {item.id: item for item in pack.criteria if item.replaces != item.id}
         names = {item.replaces for item in pack.criteria} & (criteria.keys() | included.keys())
         removed = {name: criteria.pop(name) if name in criteria else included[name] for name in names}
-        # Example: an operator's criterion B replaces the shipped criterion A, and C replaces B. Then C is listed for A.
+        # Example: an operator's criterion B replaces the shipped criterion A, and C replaces B. Then C is listed as replacing A.
         shipped = {name: replaced.pop(name, () if name in of_operator else (item,)) for name, item in removed.items()}
         for item in pack.criteria:
             if item.id not in criteria and (item.id not in names or item.replaces == item.id):

@@ -1,9 +1,10 @@
 """Check that the figures of RDMA ports agree with each other and with the readings of the ports.
 
 The figures come from the benchmark `verbs`. The share of a test (`verbs.rate_ratio`) is its bandwidth divided by the rate of the
-port, or by twice the rate if the test sends both ways. If PCIe allows less than that rate, the parameter `pcie_rate` states how
-much, and takes its place. The best share (`verbs.best_ratio`) of a port is its greatest share over
-all partners (the other hosts with which it was tested).
+port. If PCIe is slower than the port, the bandwidth is divided by the rate of PCIe (parameter `pcie_rate`) instead. If the test
+sends both ways, the divisor is doubled.
+
+The best share (`verbs.best_ratio`) of a port is its greatest share over all partners (the other hosts with which it was tested).
 """
 
 from __future__ import annotations
@@ -62,11 +63,11 @@ def _changed_links(view: HostView) -> Iterator[Problem]:
 
 
 def _wrong_rates(view: HostView, measured: list[Observation]) -> Iterator[Problem]:
-    """Yield each bandwidth that does not fit its share: divided by the share, it must give the rate of the port.
+    """Yield each bandwidth that does not fit its share.
 
-    If the test sends both ways, it must give twice the rate. If its `pcie_rate` is lower, this takes the place of the rate.
-
-    If no snapshot has the rate of the port, the median of the rates that follow from the port's tests takes its place.
+    The bandwidth divided by the share must be the rate of the port, or a lower `pcie_rate` of the test. If the test sends both
+    ways, it must be twice that rate. If no snapshot has the rate of the port, the rate is computed from the port's tests without
+    `pcie_rate`: it is the median of the rates that follow from them.
     """
     readings: dict[str, set[float]] = defaultdict(set)
     for _, metric in view.observations.metrics.get(RATE, ()):

@@ -28,7 +28,8 @@ work."""
 def with_processor_limit(view: HostView, verdict: Verdict) -> Verdict:
     """Return the verdict. If too few processors may explain the failure, add their number, with the action `configure`.
 
-    This applies to speeds that depend on the processors, and to the number of processors itself.
+    This applies to speeds that depend on the processors, and to the numbers of processors and of NUMA nodes. With fewer than
+    MIN_PER_GPU processors for each GPU under test, it applies to every speed.
     """
     if verdict.verdict != FAIL or not (is_speed(verdict) or verdict.name in (COUNT, NODES)):
         return verdict

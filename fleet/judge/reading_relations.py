@@ -154,7 +154,7 @@ def _wrong_scopes(metric: Metric) -> list[str]:
 
 
 def _has_impossible_port(scope: str) -> bool:
-    """Return whether the port number is not 1, if the port is that of an Ethernet interface, or not positive otherwise."""
+    """Return whether the port number is impossible. An Ethernet interface has only port 1; an adapter has ports from 1 on."""
     labels = Scope.parse(scope).labels
     number = labels.get("port", "1")
     return number != "1" if "nic" in labels else not number.isdecimal() or int(number) < 1

@@ -157,7 +157,7 @@ def _linked(view: HostView) -> set[str]:
 def _last_readings(view: HostView) -> Iterator[tuple[Key, str, str]]:
     """Yield key, scope, and reason why there is no value (empty if there is one), for each optional reading.
 
-    The last snapshot with the reading counts. Readings that failed with an error are left out.
+    Only the last snapshot with the reading is used. Readings that failed with an error are left out.
     """
     planned = {*view.host.scopes} if view.host.device == "gpu" else set()
     common = _driver(view), _is_virtual(view), len(view.host.scopes)

@@ -20,7 +20,8 @@ def reboots(uptimes: Readings, boot_ids: Readings) -> list[tuple[Snapshot, Snaps
     """Return the pairs of successive snapshots between which the host rebooted.
 
     The host rebooted if its boot ID changed, if its uptime fell, or if its uptime shows that it started between the snapshots
-    (`_started_between`). The uptime also falls if the clock was set back, because the snapshots are then in the wrong order.
+    (`_started_between`). A clock that was set back can look like a reboot too: if the snapshots are then in the wrong order,
+    the uptime seems to fall.
 
     Args:
         uptimes: the readings of `host.uptime`.
@@ -48,9 +49,11 @@ def reboots(uptimes: Readings, boot_ids: Readings) -> list[tuple[Snapshot, Snaps
 def _started_between(before: float, after: float, elapsed_s: float) -> bool:
     """Return whether the uptimes of two snapshots show that the host started after the first of them.
 
-    The uptime then grew by less than the time between the snapshots, and it is shorter than this time. It includes the time in
-    which the host was suspended. A correction of the clock changes the time between the snapshots. The tolerance allows for
-    corrections, so a reboot in the first minutes after a boot is found only by the boot ID. A larger correction is no reboot if
-    the host has been up for longer than this time, or has the same boot ID (`reboots`).
+    The uptime then grew by less than the time between the snapshots, and it is shorter than this time. A suspended host does not
+    look like this, because the uptime includes the time in which it was suspended.
+
+    A correction of the clock changes the time between the snapshots. CLOCK_TOLERANCE_S allows for corrections up to this size.
+    Because of the tolerance, only the boot ID shows a quick reboot in the first minutes after a boot. A larger correction is no
+    reboot if the boot ID is unchanged (`reboots`), or if the uptime is longer than the time between the snapshots.
     """
     return after - before < elapsed_s - CLOCK_TOLERANCE_S and after < elapsed_s + CLOCK_TOLERANCE_S

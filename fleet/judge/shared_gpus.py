@@ -22,8 +22,8 @@ NO_SPEEDS = (".accuracy", ".mtu")
 def with_other_processes(view: HostView, verdict: Verdict) -> Verdict:
     """Return the verdict. If a speed fails and another process used the GPU, add this to its reason, with the action `configure`.
 
-    Another process used a GPU if the GPU had compute processes before or after a stage. If the scope of the figure names no GPU,
-    as for the whole host, a process on any GPU of the host counts.
+    Another process used a GPU if the GPU had compute processes before or after a stage. For a figure whose scope names no GPU,
+    such as `host`, these may be processes on any GPU of the host.
     """
     if not view.host.share_gpus or verdict.verdict != FAIL or not is_speed(verdict):
         return verdict
@@ -40,7 +40,7 @@ def with_other_processes(view: HostView, verdict: Verdict) -> Verdict:
 def is_speed(verdict: Verdict) -> bool:
     """Return whether the verdict judges a benchmark's rate by a minimum, or its time by a maximum.
 
-    Another process on a healthy part can make it miss such a limit.
+    A healthy part can miss such a limit because of another process.
     """
     if not from_benchmark(verdict.name) or verdict.name.endswith(NO_SPEEDS):
         return False

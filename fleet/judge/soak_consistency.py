@@ -28,8 +28,8 @@ SPARE_VALUES = 3
 """A series may have this many more values than rounds. If a supervisor is killed while it adds a round to the record, the next
 supervisor adds the values of this round to the timeline once more."""
 ROUNDING = 1e-3
-"""The values of a series are rounded to five digits, also each time that a supervisor continues the soak. All roundings together
-change a value by less than this share of it."""
+"""The values of a series are rounded to five digits, and rounded again each time that a supervisor continues the soak. All
+roundings together change a value by less than this share of it."""
 
 
 def soak_problems(view: HostView, record: Record) -> Iterator[Problem]:
@@ -96,7 +96,7 @@ def _time_problems(record: Record, soak: Soak, launches: Sequence[Launch]) -> It
     if (in_launches_s := sum(launch.duration_s for launch in launches)) > soak.soaked_s + CLOCK_TOLERANCE_S:
         yield f"the soak ran for {soak.soaked_s:.0f} s, but its launches took {in_launches_s:.0f} s"
     if launches and seconds_or_nan(launches[0].began) < began - CLOCK_TOLERANCE_S:
-        yield f"the soak began at {soak.began}, but its round {launches[0].number} at {launches[0].began}"
+        yield f"the soak began at {soak.began}, but its round {launches[0].number} began at {launches[0].began}"
     rates = [series for series in soak.timeline.series if output_of(series.name) and series.at]
     if not (launches and launches[-1].succeeded and rates and launches[-1].number == soak.rounds and soak.ended):
         return

@@ -39,7 +39,7 @@ VARIABLES = {
 """Variable of a criterion -> the variable of the inventory from which its value comes. The bandwidth of a shared file system is
 missing, because it is a figure of all hosts together, on which they always agree."""
 MIN_PARTS = 3
-"""Least number of hosts that must agree on a value; of fabric ports, for the rate of these ports."""
+"""Least number of hosts that must agree on a value. For the rate of fabric ports, the ports are counted instead of the hosts."""
 SAME_FIGURE = 0.1
 """Figures of benchmarks agree if they differ from their median by at most this share. Readings must be equal."""
 MORE_THAN_STATED = 1.01
@@ -53,7 +53,7 @@ _Key = tuple[str, Value, Value, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Excess:
-    """A value of the inventory that every host exceeds for which it is stated, so that limits that follow from it are too low."""
+    """A value of the inventory that is too low: every host for which it is stated has more. Limits based on it are too low."""
 
     variable: str
     stated: str
@@ -63,7 +63,7 @@ class Excess:
 
 
 class StatedValues:
-    """How many parts have which of the values that the inventory states.
+    """For each value that the inventory states: whether a host has it, and how many parts have which other value.
 
     The objects of several hosts can be merged (`update`) in any order. Call `complete` after the last merge.
     """
@@ -113,11 +113,14 @@ class StatedValues:
         return _are_alike(_key(verdict), self._agreed.get(_key(verdict)), verdict.value)
 
     def has_agreed(self, verdict: Verdict) -> bool:
-        """Return whether most hosts have one value, and no host the stated one. The value of this verdict may be another one."""
+        """Return whether most hosts agree on one value, and no host has the stated value.
+
+        The value of this verdict may differ from both.
+        """
         return _key(verdict) in self._agreed
 
     def excesses(self) -> Iterator[Excess]:
-        """Yield each stated value that every host exceeds for which it is stated."""
+        """Yield each value of the inventory that is too low."""
         for (variable, stated), values in sorted(self._exceeded.items()):
             if min(values) > MORE_THAN_STATED * stated:
                 unit = _EXCEEDED[variable]
@@ -150,7 +153,7 @@ def with_stated_values(view: HostView, verdicts: Sequence[Verdict], stated: Stat
 
 
 def _states_value(criterion: Criterion) -> bool:
-    """Return whether the criterion compares what the host has with the inventory. A bandwidth of the gang is not what it has."""
+    """Return whether the criterion compares a value of the host itself, not a bandwidth of its gang, with the inventory."""
     if criterion.variable not in VARIABLES:
         return False
     return criterion.variable != FABRIC or not from_benchmark(criterion.name)
@@ -169,7 +172,7 @@ def _are_alike(key: _Key, value: Value, other: Value) -> bool:
 
 
 def _weight(view: HostView, criterion: Criterion) -> int:
-    """Return how many parts agree if the host has one value: for the rate of fabric ports, the ports; otherwise the host."""
+    """Return how many parts the value of this host counts for: its number of ports for the rate of fabric ports, otherwise 1."""
     return sum(fabric_ports(view.observations).rates.values()) if criterion.name == RATE else 1
 
 

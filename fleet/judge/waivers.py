@@ -54,7 +54,10 @@ class WaiverMatcher:
             waivers_by_target.setdefault(waiver.host or waiver.serial, []).append(waiver)
 
     def apply(self, verdict: Verdict) -> Verdict:
-        """Return the verdict with the waiver that applies to it, or with a note if that waiver has expired."""
+        """Return the verdict with the waiver that applies to it.
+
+        If that waiver has expired, or names only a serial that several GPUs share, add a note instead.
+        """
         if verdict.verdict not in (FAIL, INCONCLUSIVE) or verdict.waiver is not None:
             return verdict
         part = self._part(verdict)

@@ -78,7 +78,7 @@ def _existing_plan(path: Path, document: Mapping[str, object]) -> dict[str, obje
 
 @contextlib.contextmanager
 def _named_directory(directory: Path) -> Iterator[None]:
-    """Convert a write error without a file name, as on a full disk, to a RunError that names the directory."""
+    """Convert an OSError that names no file, such as the error of a full disk, to a RunError that names the directory."""
     try:
         yield
     except OSError as error:

@@ -191,7 +191,7 @@ class _Gang:
         """Return number of a launch that worked -> host -> why its pair measurements fail.
 
         A launch is included only if its collectives are too slow, or its joint benchmarks (those that need all hosts) are
-        incomplete. A host is included only in its last launch.
+        incomplete. Each host appears only under its last launch.
         """
         worked = [
             (attempt, last_hosts) for attempt, last_hosts in with_last_hosts(self._gang_launches) if attempt.worked

@@ -339,7 +339,7 @@ def _check_gang_settings(plan: Plan, hosts: Mapping[str, Variables]) -> None:
 
 
 def _check_gang_addresses(plan: Plan) -> None:
-    """Raise UsageError if no host can have the address at which the other hosts of a gang connect to a host."""
+    """Raise UsageError if the address of a host in a gang is not a valid host name or IP address."""
     for member in (member for members in plan.gangs().values() for member in members):
         address = plan.host(member).address
         try:

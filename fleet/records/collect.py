@@ -35,8 +35,10 @@ QUARANTINE, COLLECTED = "quarantine", "collected.jsonl"
 FIRST, LAST = "first", "last"
 Pair = tuple[Record, FramedRecord]
 Attempt = dict[str, list[list[Pair]]]
-"""The records of one execution of the run by a host, by gang (empty: the host's own record). If records contradict each other, a
-gang has several lists. In each list, each record extends the one before it."""
+"""The records of one host from one execution of the run. The key is the gang, or empty for the host's own record.
+
+If records contradict each other, a key has several lists. In each list, each record extends the one before it.
+"""
 
 
 @dataclass(kw_only=True)
@@ -57,7 +59,7 @@ class RecordCollector:
 
     Args:
         directory, plan: run directory and its plan.
-        attempt: which record to use if a host began the run more than once: FIRST, LAST, or None to reject its collected records.
+        attempt: the attempt to use if a host began the run more than once (FIRST or LAST); None: reject its collected records.
     """
 
     def __init__(self, directory: Path, plan: Plan, attempt: str | None = None) -> None:
@@ -190,7 +192,7 @@ class RecordCollector:
         try:
             text = documents.read_bytes(self._directory / path)
         except documents.DocumentError:
-            return  # there is no file, or it cannot be copied, such as a symbolic link
+            return  # there is no file, or it cannot be copied (for example, a symbolic link)
         gang, host = Path(path).parent.name if path.startswith(f"{GANGS}/") else "", Path(path).stem
         item = FramedRecord(run_id=self._plan.run_id, host=host, gang=gang, node="", text=text, source=path)
         self._journal("replaced", item, f"kept as {self._write_quarantine(item)}")
@@ -293,7 +295,7 @@ def _extends(old: Record, new: Record) -> bool:
 
 
 def _describe_attempts(versions: Sequence[Sequence[Pair]]) -> str:
-    """Return, for the operator, why the records for a path, or those of its host, were not accepted."""
+    """Return, in words, why the records for a path were not accepted. If these agree, the host's other records do not."""
     if len(versions) == 1:
         return "the records of this host are of several attempts"
     start_times = sorted({version[0][0].began for version in versions})

@@ -41,8 +41,8 @@ JOURNAL_BYTES = 64_000_000
 REPORT_BYTES = 4_000_000_000
 """Maximum size of a report.json. The report of a large fleet has up to 20 000 verdicts, and a few kB for each host."""
 MAX_CLOCK_LAG_S = 3600.0
-"""The clock of a file server is behind that of the control node by at most this time. If the file of the plan is older than the
-plan by more, its time is not that at which it was written."""
+"""The clock of a file server is behind that of the control node by at most this time. A plan file that is older than the plan by
+more than this has a wrong time."""
 MAX_CACHED_HOSTS = 16
 """The evidence of a run with more hosts is not kept in memory, except if only gang records are read."""
 FETCH_AGAIN = "resume the run, or collect the record again"
@@ -118,7 +118,7 @@ class RecordReader:
         except ValueError:
             return None
         plan_file = RunDirectory(self._directory).plan
-        # A copy of a run has the time of the copy, because no program can set `st_ctime`. Archives set `st_mtime`.
+        # No program can set `st_ctime`, so the files of a copied run have the time of the copy. Archives set `st_mtime`.
         return received_at(planned, plan_file.stat().st_ctime, (self._directory / path).stat().st_ctime)
 
     def _with_bmc(self, evidence: Evidence, host: str, quarantined: list[Quarantined]) -> Evidence:
@@ -163,7 +163,7 @@ class RecordReader:
 
     def _parse(self, path: str, text: bytes) -> Record:
         """Return the record in `text`. Raise DocumentError if it is invalid."""
-        # Processors have instructions for SHA-256, so it is twice as fast as BLAKE2.
+        # Processors have instructions for SHA-256, so it is faster than BLAKE2.
         digest = hashlib.sha256(text).digest()
         record = self._reader.record(text, is_checked=self.checked.get(path) == digest)
         if record is None:
@@ -177,8 +177,8 @@ def received_at(planned: float, plan_written: float, record_written: float) -> f
     """Return when the control node received a record, by its own clock; None if the file times do not show it.
 
     A file server sets the times of files by its own clock. That clock is behind the clock of the control node by the time at
-    which the control node made the plan, minus the time of the file of the plan. The files have other times if the run was
-    copied: often all the same time, the time of the copy, or 1970. Then it is not known when the record was received.
+    which the control node made the plan, minus the time of the file of the plan. If the run was copied, the files have other
+    times, such as the time of the copy or 1970. Then it is not known when the record was received.
 
     Args:
         planned: when the control node made the plan. All times are in seconds since 1970.

@@ -62,7 +62,7 @@ def newest_first(directory: Path) -> list[Path]:
     """Return the runs in `directory`, newest first, by the time `created` in the plan, then by name.
 
     The times of files are not used, because a copy may change their order. Only a run whose plan cannot be read is sorted by the
-    time of the plan's file, so that a command that chooses it says that its plan is damaged.
+    time of the plan's file. If it is the newest run, the command reports the damaged plan.
     """
     return sorted(runs_in(directory), key=lambda run: (_created(run), run.name), reverse=True)
 

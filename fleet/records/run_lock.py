@@ -82,7 +82,7 @@ def release(directory: Path, outcome: str) -> None:
 
 
 def holder(directory: Path) -> Claim | None:
-    """Return the process in the lock, which may have exited since; None if there is no readable lock."""
+    """Return the process that the lock names, which may have exited since; None if there is no readable lock."""
     try:
         descriptor = os.open(RunDirectory(directory).lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

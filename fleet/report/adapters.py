@@ -115,7 +115,7 @@ def _reading(view: HostView, name: str, scope: str, value: Value, reason: str) -
 def _nearest_gpus(view: HostView) -> tuple[Mapping[str, list[str]], Mapping[str, str]]:
     """Return two mappings. Their keys are the PCI addresses of adapters.
 
-    The first mapping has the GPUs that have no nearer adapter. The second has the kind of path between adapter and GPUs.
+    The first mapping has the GPUs that list the adapter among their nearest. The second has the kind of path to these GPUs.
     """
     paths = {gpu: str(value) for gpu, (value, _) in _last(view, _PATH).items() if value is not None}
     by_index = view.evidence.gpu_scopes()

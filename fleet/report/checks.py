@@ -15,8 +15,8 @@ from schemas.catalogue import BENCHMARKS
 from schemas.readings import READINGS
 
 _COMPUTED = {
-    "drift": "lowest level of the rate during a soak, plus what random variation of the rate may explain, divided by its mean "
-    "at the start of the soak; a level is the median over 3 or more consecutive time intervals; the start is the first hour, or "
+    "drift": "lowest level of the rate during a soak, plus a margin for random variation, as a share of the mean rate at the "
+    "start of the soak; a level is the median over 3 or more consecutive time intervals; the start is the first hour, or "
     "the first tenth of a soak of less than ten hours",
     "fabric_ports.active": "number of InfiniBand and RoCE ports that are up",
     "fabric_ports.rate": "highest of three totals: rate of all InfiniBand ports that are up, rate of all RoCE ports that are up, "

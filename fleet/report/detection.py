@@ -103,8 +103,8 @@ def _cell(items: Sequence[Detection]) -> str:
     """Return the smallest fault that is detected, then the number of parts and the number of values in brackets.
 
     Several `items` differ in their parameters, or in the operation of a collective. The text is that of the item
-    with the largest fault. But items with too many false alarms take precedence over all others. No item is of the kind LOGIC, so
-    an item without a fault has too few parts.
+    with the largest fault. But items with too many false alarms take precedence over all others. An item without a fault has too
+    few parts, because no item is of the kind LOGIC.
     """
     stated = [item for item in items if item.is_stated]
     if not stated:

@@ -55,7 +55,7 @@ _MAX_REJECTED = 100
 _MAX_CHECKS = 40
 """Maximum number of checks that the text of a case lists for its cause."""
 _SEVERAL_PER_PART = (*ONE_PER_READING, NOT_VERIFIED)
-"""Problems that a part may have several times. The names of their cases have the reading."""
+"""Problems that a part may have several times. The names of their cases include the name of the reading."""
 _NUMBERED_LIMIT = TEXT_LIMIT - 50
 """A name to which a number is added is cut to this many characters, so that the number is not cut off."""
 

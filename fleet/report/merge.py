@@ -190,7 +190,7 @@ def _host_reports(
 def _limit_verdicts(exceptions: Sequence[Verdict]) -> list[Verdict]:
     """Return at most MAX_VERDICTS of these verdicts, in their order.
 
-    If there are more, keep at most MAX_VERDICTS_OF_HOST of each host: first failures of all hosts, then inconclusive verdicts.
+    If there are more, keep at most MAX_VERDICTS_OF_HOST of each host. Failures are kept before inconclusive verdicts.
     """
     if len(exceptions) <= MAX_VERDICTS:
         return list(exceptions)

@@ -81,7 +81,7 @@ class SummaryInput:
     machines: Sequence[Sequence[str]] = ()
     """For each machine that the inventory lists as several hosts: the names of these hosts."""
     excesses: Sequence[Excess] = ()
-    """Values of the inventory that every host exceeds for which they are stated."""
+    """Values of the inventory that are too low: every host for which the value is stated has more."""
     compared: Collection[str] = ()
     """Benchmarks with a figure that a criterion compares with the median of the fleet."""
 
@@ -182,7 +182,7 @@ def untested_gpus(
 
 
 def low_limits(excesses: Sequence[Excess]) -> Iterator[SummaryLine]:
-    """Yield a caveat for each value of the inventory that every host exceeds for which it is stated."""
+    """Yield a caveat for each value of the inventory that is too low (`SummaryInput.excesses`)."""
     for item in excesses:
         text = (
             f"{item.variable} states {item.stated} for {counted(item.hosts, 'host')}, all of which have at least {item.found}: "
@@ -356,7 +356,7 @@ def cause_lines(
 ) -> list[SummaryLine]:
     """Return one line per cause that is not waived, the most urgent first; after _MAX_CAUSES lines, one line counts the rest.
 
-    If there are too many causes, the first cause of each host is preferred to further causes of any host. The last lines name
+    If there are too many causes, the first causes of all hosts are preferred to their later causes. The last lines name
     other hosts that are not accepted: one line for the rejected hosts, and one for the incomplete ones.
 
     Args:

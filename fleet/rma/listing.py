@@ -32,7 +32,7 @@ class Package:
 
 @dataclass(frozen=True, kw_only=True)
 class CauseRow:
-    """A cause and one of its parts: a part with a package or, if no part of the cause has a package, its first part."""
+    """A cause and one of its parts: a part with a package, or the first part if none has a package."""
 
     cause: Cause
     host: str
@@ -73,7 +73,7 @@ def cause_rows(
     Args:
         causes: causes of the report, the most urgent first. The rows have the same order.
         packages: host and scope of a part -> its package.
-        any_action: whether all causes are listed with packages. If not, only causes with an action in PART_ACTIONS are.
+        any_action: list the packages of all causes, not only of those with an action in PART_ACTIONS.
     """
     rows = []
     for cause in causes:

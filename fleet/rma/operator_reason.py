@@ -18,7 +18,7 @@ _KINDS = {readings["serial"]: kind for kind, readings in IDENTITY_READINGS.items
 
 
 def parts_with_serial(evidence: Mapping[str, Evidence], hosts: Sequence[str], serial: str) -> list[FailedPart]:
-    """Return the parts of the hosts `hosts` that have the serial `serial`, normally one. The parts have no causes or findings."""
+    """Return the parts of `hosts` that have this serial, normally one part. They have no causes or findings."""
     return [
         FailedPart(host=host, scope=scope, serial=serial, causes=(), findings=(), open=())
         for host in hosts

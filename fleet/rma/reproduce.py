@@ -80,7 +80,7 @@ def _benchmark_command(count: int, benchmarks: Sequence[str]) -> str:
 
 
 def _failed_benchmarks(part: FailedPart) -> list[str]:
-    """Return the benchmarks with a failed figure, or a rate that drifted in a soak, in the order of the catalogue."""
+    """Return the failed benchmarks in the order of the catalogue. A rate that drifted in a soak is a failure too."""
     names = {verdict.name.removeprefix("drift.").split(".")[0] for verdict in part.findings}
     return [name for name in BENCHMARKS if name in names]
 

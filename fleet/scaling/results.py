@@ -270,7 +270,7 @@ def _stop_reason(study: Study, rows: Collection[CellResult], hours: float) -> st
 
 
 def _with_efficiency(row: CellResult, rows: Collection[CellResult]) -> CellResult:
-    """Add the efficiency of weak scaling. The batch size is per rank, so at 100 % the throughput doubles with the ranks."""
+    """Add the efficiency of weak scaling. The batch size is per rank: at 100 %, twice the ranks have twice the throughput."""
     if row.throughput is None:
         return row
     series = [other for other in rows if other.throughput and other.cell.series == row.cell.series]

@@ -61,7 +61,7 @@ def judge_again(run_dir: Path, rules: Rules, judge: Judge) -> Rejudged:
 def differences(document: Mapping[str, Any], report: FleetReport) -> list[str]:
     """Describe how report.json (`document`) differs from the run judged again (`report`).
 
-    Other fields are compared only if all decisions and verdicts are equal.
+    Compare decisions and verdicts first. Compare all other fields only if these are equal.
     """
     if lines := verdict_differences(document, report):
         return lines

@@ -48,7 +48,7 @@ could not be confirmed that the report matches the records.
 """
 _MAX_NAMES = 5
 _EXPIRED = (
-    "the signer is no longer allowed, but was at {}, when the run was signed by the clock of the signer's machine"
+    "the signer is no longer allowed, but was allowed at {}, the time of signing by the clock of the signer's machine"
 )
 
 
@@ -67,7 +67,7 @@ class Verification:
     problems: tuple[str, ...] = ()
     """What is wrong with the signature, the files or the report."""
     notes: tuple[str, ...] = ()
-    """Results of judging and rendering again, and what could not be judged or rendered again."""
+    """Results of judging and rendering again, what could not be judged or rendered again, and that the signer has expired."""
 
 
 def sign(run_dir: Path, key: Path, rules: Rules, judge: Judge) -> tuple[FleetReport, int, tuple[str, ...]]:
@@ -194,9 +194,9 @@ def verify(
 
 
 def _signed_at(run_dir: Path, data: bytes) -> float | None:
-    """Return the time in `signed.json` in seconds since 1970; None if `data`, the content of SHA256SUMS, does not confirm it.
+    """Return the time in signed.json in seconds since 1970; None if `data` (SHA256SUMS) lacks the checksum of signed.json.
 
-    If the signature of `data` is valid, the signer has signed this time.
+    If the signature of `data` is valid, it covers this time too.
     """
     with contextlib.suppress(RunError, ValueError):
         if parse_sums(data.decode("utf-8", errors="replace")).get(STATEMENT) == digest(run_dir / STATEMENT):

@@ -17,7 +17,7 @@ SUMS, SIGNATURE, STATEMENT = "SHA256SUMS", "SHA256SUMS.sig", "signed.json"
 UNSIGNED_FILES: Mapping[str, str] = {
     SUMS: "the checksums themselves; the signature covers them",
     SIGNATURE: "the signature of the checksums",
-    "lock.json": "the process that has locked the run; it changes while the run is in progress",
+    "lock.json": "which process has locked the run; the file changes while the run is in progress",
     "journal.jsonl": "starts, resumptions and reports of the run; every later report adds a line",
     "metrics": "data of the run's Prometheus server, which keeps rewriting it",
     "agent": "the wheel that was installed on the hosts; every record states the version of the wheel",

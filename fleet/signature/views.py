@@ -18,7 +18,7 @@ class Compared:
     """The result of rendering the files again and comparing checksums."""
 
     differ: tuple[str, ...]
-    """Names of the files for which every combination of flags of `rackproof report` gives another checksum."""
+    """Names of the files whose checksum no combination of flags of `rackproof report` gives."""
     not_rendered: Mapping[str, str]
     """Name of a file that cannot be rendered on this machine -> why."""
 

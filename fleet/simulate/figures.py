@@ -107,7 +107,7 @@ def _draw_group(expectation: Expectation) -> str:
 
     - all `stress` figures
     - the figures of one collective that have the same placement
-    - the figures of another benchmark that all ranks measure together, if they have the same parameters
+    - of each other benchmark: the figures with the scope `world` that have the same parameters
     """
     first, second = expectation.name.split(".")[:2]
     if first == "stress":

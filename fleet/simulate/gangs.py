@@ -184,8 +184,8 @@ def _leaf(record: Doc) -> Any:
 def _append_launch(before: Doc, after: Doc) -> Doc:
     """Return the records `before` and `after` of a host as one record. `after` is the record of the next launch.
 
-    The new record begins with `before` and ends with `after`. It has the snapshots and launches of both. It has the observations
-    of `after`; those of `before` move into the last launch of `before`.
+    The new record has the start time of `before`, the end time of `after`, and the snapshots and launches of both. It has the
+    observations of `after`; those of `before` move into the last launch of `before`.
     """
     *earlier, last = before["launches"]
     if before["observations"]:

@@ -58,8 +58,11 @@ shorter, so `_values` scales the reading down."""
 GPU_COUNTS = ("gpu.count", "gpu.pci_count", "pcie.device_count")
 """Readings whose value for the host is its number of GPUs."""
 DURING_GANG = "during the gang launch"
-"""Source of the readings of a snapshot during a gang launch: the phase `during` of the data file, but for counters the phase
-`after`. At that time the host record already has the counters of `after`, and a counter must not fall."""
+"""Source of the readings of a snapshot during a gang launch.
+
+Counters are taken from the phase `after` of the data file, because the host record already ended with these values, and a counter
+must not fall. All other readings are taken from the phase `during`.
+"""
 BOOT_ID: Doc = {"name": "host.boot_id", "unit": "1", "values": {"host": Placeholder("boot")}}
 """The reading that identifies the boot of a host."""
 UPTIME_S = 86_400.0

@@ -1,4 +1,4 @@
-"""Templates of JSON documents that differ in only a few values from host to host: compiled once, rendered in a millisecond."""
+"""Templates of JSON documents that differ in only a few values from host to host: compiled once, rendered for each host."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def compile_template(document: Any) -> Template:
         found.append(value)
         return _MARK
 
-    # The encoder is written in C, and calls `mark` for each slot in the order of the text.
+    # The encoder calls `mark` for each slot, in the order of the text.
     text = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=mark).encode(document)
     first, *others = _SLOT.split(text)
     template = Template(pieces=[first])

@@ -47,10 +47,10 @@ def _run_changes(old: View | None, new: View) -> Iterator[str]:
 
 
 def _state_changes(old: View | None, new: View) -> Iterator[str]:
-    """Yield the lines about hosts.
+    """Yield the lines about hosts. `HostStatus.trouble` states what is wrong with a host.
 
     - A host with `trouble` failed or became unreachable: a line with the `trouble`.
-    - Hosts entered any other state of a stage: one line for all these hosts, because hundreds can change at once.
+    - Other hosts entered a new state of a stage: one line for all of them, because hundreds can change at once.
     - A host has new `trouble`, but did not just fail: a line with the `trouble`.
     """
     before = {host.name: host for host in old.hosts} if old else {}

@@ -28,14 +28,14 @@ class HostProgress:
     since: dict[str, float] = field(default_factory=dict)
     """Stage -> when the host entered the state in `states`, in seconds since 1970."""
     last_seen: float = 0.0
-    """When a task last ended on the host, unless the host was unreachable; in seconds since 1970; 0: never."""
+    """When a task last finished or failed on the host, in seconds since 1970; 0: never. Skipped tasks do not count."""
     left_task: str = ""
     """The task at which the host failed or became unreachable, and so left the run; empty: the host is in the run."""
     left_stage: str = ""
     """The stage of that task."""
     waiting_since: float = 0.0
-    """When the host began a task that ends together with a stage (`RunProgress.waiting_for`), in seconds since 1970; 0: no such
-    task is running on the host."""
+    """When the host began a task that waits for a stage (`RunProgress.waiting_for`), in seconds since 1970; 0: no such task is
+    running on the host."""
     state_before: tuple[str, float] | None = None
     """State of `RunProgress.stage` on this host before that task, and when the host entered this state. If the host skips the
     task, this state is restored. None: the host had not reached the stage."""

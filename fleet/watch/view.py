@@ -34,7 +34,8 @@ class HostStatus:
     cells: Mapping[str, StageCell]
     """Stage -> its state on this host."""
     last_seen: float | None
-    """When a task last ended on the host, or its exporter was last scraped; in seconds since 1970; None: never."""
+    """When a task last finished or failed on the host, or when its exporter last reported a running stage; in seconds since 1970.
+    None: never."""
     remaining_s: float | None
     """Seconds until the deadline of the running stage, negative after it; None: no stage is running, or no deadline is known."""
     expected_s: float | None

@@ -247,7 +247,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
 
         `rackproof watch` derives the stage of the new play from its roles and its name.
         """
-        # Otherwise the garbage collector of each forked worker visits all objects of this process: 6 % of the playbook's time.
+        # Without this, the garbage collector of each forked worker would visit all objects of this process.
         gc.freeze()
         self._finish_play()
         self._play_name = play.get_name().strip()[:200]

@@ -162,7 +162,7 @@ def test_default_command_without_a_gpu_fails_and_accepts_nothing(container: str)
     assert "PASS" not in done.stdout
 
 
-def test_options_without_a_command_run_the_acceptance_and_print_the_summary(container: str) -> None:
+def test_options_alone_run_the_acceptance_and_print_the_summary(container: str) -> None:
     done = run(container, "--profile", "rehearsal", "--epochs", "1", "--batch-size", "16")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "FINAL ACCEPTANCE: REHEARSAL PASS" in done.stdout

@@ -13,7 +13,9 @@ COMMAND = b"module_fqn='ansible.modules.command'"
 
 
 def main():
-    """Continue as module_python.py or module_server.py. Both run the module: the first in a fork of the server, the second here.
+    """Continue as module_python.py or module_server.py.
+
+    module_python.py runs the module in a fork of the server. module_server.py runs it in this process.
 
     module_server.py is used for the module `command`, for a program without `module_fqn=`, and for a program that Ansible passes
     in a file (the first argument).

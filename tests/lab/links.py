@@ -40,7 +40,7 @@ def delayed(lab: Lab, host: str, delay_s: float = 0.02) -> Iterator[None]:
 
 @contextmanager
 def lossy(lab: Lab, host: str, lost: float) -> Iterator[None]:
-    """Drop frames from and to the host: one frame each time that 1500 B / `lost` have passed."""
+    """Drop frames from and to the host. `lost` is the share of full frames (1500 B) that are dropped."""
     with _wired(lab, host, 0.0, lost):
         yield
 

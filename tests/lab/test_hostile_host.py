@@ -1,8 +1,9 @@
 """Test a run over SSH in which two of three hosts are hostile. They must not decide what the control node reads, writes or runs.
 
-The Python interpreter of both hostile hosts adds facts to every module result: variables of the roles and playbooks, whose value
-is the path of a program on the control node. Host WRITER writes markup, shell and terminal codes into the serials of its record,
-and later enlarges the record to 300 MB. Host LIAR reports the true size of its small record, but sends 300 MB.
+The Python interpreter of both hostile hosts adds facts to every module result. The facts have the names of variables of the
+roles and playbooks. Most values contain the path of a program on the control node. Host WRITER writes markup, shell and terminal
+codes into the serials of its record, and later enlarges the record to 300 MB. Host LIAR reports the true size of its small
+record, but sends 300 MB.
 """
 
 from __future__ import annotations

@@ -265,7 +265,7 @@ def test_no_bmc_credential_is_in_a_file_of_the_run_or_in_the_output(rack: Rack) 
     assert [canary for canary in (bmc.USER, bmc.PASSWORD) if canary.encode() in written] == []
 
 
-def test_no_secret_is_in_a_command_line_log_or_result(rack: Rack) -> None:
+def test_no_log_or_result_or_command_line_has_a_secret(rack: Rack) -> None:
     """The secrets are the password hash in web.config.yml, `ansible_become_password` in the inventory, and the nonce of the run
     (key of its message authentication codes).
     """

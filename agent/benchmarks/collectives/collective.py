@@ -84,7 +84,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
         for op in settings["graph_ops"]:
             for size in settings["graph_sizes_bytes"]:
                 _measure_in_graph(context, op, size, settings, communicator)
-    except Exception as error:  # after any error, the other ranks may hang in an operation
+    except Exception as error:  # after any error, operations with the other ranks may hang: abort them
         if nccl_error := communicator.abort():
             raise NcclError(f"{error}; {nccl_error}") from error
         raise
@@ -264,7 +264,7 @@ def all_transports(context: Context, transport: str, key: str) -> str:
 
 
 def _limiting_settings(context: Context, text: str) -> dict[str, str]:
-    """Return the parameter `nccl_settings`: the settings of any rank that may slow NCCL on a healthy host; empty if none does.
+    """Return the parameter `nccl_settings`: each rank's settings that may slow NCCL on a healthy host; empty if there are none.
 
     `text` is the log of this rank. It also has the settings in NCCL's configuration files.
     """

@@ -90,7 +90,7 @@ def build(
     """Return two functions: one multiplies two random matrices, the other counts the wrong rows of the last product.
 
     Freivalds' algorithm checks GROUP columns of a row at a time: (A·B)·x must equal A·(B·x), computed in fp64. For int8 the two
-    are equal exactly, because all sums are below 2⁵³; for other types they differ by rounding (`gemm.TOLERANCE`). On a GPU
+    are equal exactly, because all sums are below 2⁵³; for other types they differ by rounding (see TOLERANCE_FACTOR). On a GPU
     torch._int_mm needs at least 17 rows.
     """
     group = math.gcd(columns, GROUP)

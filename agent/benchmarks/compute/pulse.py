@@ -40,8 +40,8 @@ DEPTH = 2
 SPIN_S = 0.001
 """The host does not sleep in the last SPIN_S seconds before a period begins or the wave ends: a sleep may last too long."""
 TURN_S = 0.01
-"""Seconds from the end of the pause (IDLE_S) to the first period of a GPU that is loaded alone. Also the seconds between two
-checks of a waiting rank whether the turn of this GPU has ended."""
+"""Seconds from the end of the pause (IDLE_S) to the first period of a GPU that is loaded alone. The ranks of the other
+GPUs check every TURN_S seconds whether the turn of this GPU has ended."""
 IDLE_S = 0.2
 """Pause before the first period of each wave, so that the GPU is idle before this period as it is before the later ones."""
 

@@ -19,7 +19,7 @@ _ADDRESS = re.compile(r"[\da-f]{4,}:[\da-f]{2}:[\da-f]{2}\.[0-7]")
 
 
 def links_above(device: Path) -> Links:
-    """Return the links between a device and its processor whose rate is known; empty if the device is not on the PCI bus.
+    """Return every link with a known rate between a device and its processor; empty if the device is not on the PCI bus.
 
     The rate of a link is what a healthy host should reach: the highest speed that both ends support, with all lanes of the lower
     end. So neither a degraded link nor a slot with too few lanes lowers it.
@@ -45,9 +45,9 @@ def links_to_gpu(adapter: Links, gpu: Path) -> Links:
     """Return the links between an adapter and the memory of a GPU.
 
     Args:
-        adapter: the links above the adapter. Those that are also above the GPU carry no data between them.
-        gpu: the GPU. If the port above it is by NVIDIA, as in Grace hosts, NVLink-C2C attaches it to its processor. Data then
-            reach its memory over the processor, not over its PCIe links.
+        adapter: the links above the adapter. Links that are also above the GPU carry no data between adapter and GPU.
+        gpu: the GPU. If the port above the GPU is by NVIDIA (as in Grace hosts), NVLink-C2C connects the GPU to its processor.
+            Data then reach the GPU's memory over the processor, not over the PCIe links of the GPU.
     """
     links = links_above(gpu)
     with contextlib.suppress(OSError):

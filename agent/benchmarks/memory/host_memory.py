@@ -214,7 +214,7 @@ class HostMemory:
         return sum(rate for rate, _ in results)
 
     def latency(self, node: Node, home: Node) -> float:
-        """Return how many seconds longer a processor of `node` reads from the memory of `home` than from its nearest cache.
+        """Return the latency in seconds from a processor of `node` to the memory of `home` (see the docstring of the module).
 
         The chain visits random cache lines of one array, each line once. The positions in the chain overwrite the contents of
         this array. Before the chain is timed, other arrays in the memory of `home` are read, so that they displace the lines of

@@ -92,7 +92,7 @@ class Timing:
     def _calls_per_span(self, works: Sequence[Work], warm_up: int, span_s: float, together: bool) -> tuple[int, float]:
         """Return how many calls fill a span, and the host's head start over the GPU in seconds."""
         first = self._spans(works[:1], 1, together, warm_up=warm_up)[0]
-        if first < 3 * SPAN_S:  # may be mostly a wait for a late rank; the ranks are aligned now, so measure again
+        if first < 3 * SPAN_S:  # a short span may be mostly a wait for a late rank; now the ranks are aligned
             first = min(self._spans(_next_block(works, 0), 1, together))
         calls = max(1, min(MAX_CALLS, int(span_s / first)))
         needs_head_start = first < SHORT_S and self.device.type == "cuda"

@@ -148,7 +148,7 @@ class Attempt:
         It is certain if one of the host's ranks ended, was silent, did not start, or stayed behind the others. It is also certain
         if the host was silent or did not join, unless this is true of half of the members or more.
 
-        It is not certain if the rank ended with an exception that a device cannot cause: a setting or the software of any host
+        It is not certain if a rank ended with an exception that a device cannot cause: a setting or the software of any host
         may cause that. Nor is it certain if the host started no rank, reports that it cannot take part, or is absent without a
         record of the launch. Reports of the kind CUT_OFF are certain only if all reports agree and come from more than half of
         the members.

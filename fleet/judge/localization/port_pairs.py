@@ -23,8 +23,8 @@ from schemas.stages import GANG
 
 CABLE = "cable"
 ALONE = "verbs.rate_ratio"
-"""Figure: bandwidth of a port as a share of the rate that the port and its PCIe links allow. Only values in loopback (from the
-port to itself) are used here; of tests between hosts, only the parameter `pcie_rate`."""
+"""Figure: bandwidth of a port as a share of the rate that the port and its PCIe links allow. This module uses its
+values in loopback (from the port to itself). Of its observations between hosts it uses only the parameter `pcie_rate`."""
 NEAREST, ADDRESS = "pcie.nearest_nics", "infiniband.hca.pci_address"
 FABRIC_PARTS = (RAIL, SWITCH)
 """Kinds of parts that several hosts share."""
@@ -78,7 +78,7 @@ class VerbsPairs(GangPairs):
         return switches
 
     def switches_of_gpus(self) -> Mapping[End, str]:
-        """Return end of a pair of GPUs -> the switch of the adapters that the GPU is likely to use, if they have one switch."""
+        """Return end of a pair of GPUs -> the switch of the adapters that the GPU is likely to use, if it is the same for all."""
         at_adapter: dict[tuple[str, str], set[str]] = defaultdict(set)
         for end, switch in self._switches().items():
             at_adapter[end[0], Scope.parse(self._scopes[end]).device].add(switch)
@@ -109,8 +109,8 @@ class VerbsPairs(GangPairs):
     def _least_speeds(self) -> Mapping[PairKind, float]:
         """Return kind of pair -> the lowest bandwidth of a healthy pair in B/s.
 
-        It is a share of the lowest rate among the ports of all pairs of the kind. If PCIe allows less than the rate of a port
-        (parameter `pcie_rate` of its figures), this counts.
+        It is a share of the lowest rate among the ports of all pairs of the kind. If PCIe limits a port to less than its
+        rate, the rate over PCIe is used instead (parameter `pcie_rate`).
         """
         rates: dict[End, float] = {}
         for (host, rail), scope in self._scopes.items():

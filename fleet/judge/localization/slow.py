@@ -165,7 +165,7 @@ def _log_shares(edges: Sequence[Edge], least: Mapping[PairKind, float]) -> tuple
     """Return the share of each edge by index, and a lower bound for `SlowParts.end_center` (minus infinity: no bound).
 
     The share is the natural logarithm of the speed divided by a reference: the typical speed of the kind, or the lowest speed of
-    a healthy pair (`least`) if that is higher. If it is higher for any kind, the bound is 0: most ends may be slow.
+    a healthy pair (`least`) if that is higher. If `least` is higher for any kind, the bound is 0: most ends may be slow.
 
     If the kind has a minimum speed instead of a typical one, the speed is divided by the minimum, and the ratio is capped at 1.
     An edge whose kind has neither is left out.

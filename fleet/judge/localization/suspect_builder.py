@@ -264,8 +264,8 @@ class SuspectBuilder:
     def _figures(self, indexes: Iterable[int], typical: float, limit: float) -> dict[str, float]:
         """Return the median value of these edges (`measured`), and `typical` and `limit` as values.
 
-        A share is the logarithm of speed / full speed. So each edge shows its full speed. The median of these (`full`) is used to
-        convert `typical` and `limit`, which are shares, to B/s or s.
+        A share is the logarithm of speed / reference speed. So speed and share of an edge give its reference speed.
+        The median of the reference speeds (`full`) converts `typical` and `limit`, which are shares, to B/s or s.
 
         Failed edges do not count. If all of these edges failed, there is no `measured`.
         """

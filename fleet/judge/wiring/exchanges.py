@@ -40,7 +40,7 @@ class Orders:
     """The switches of hosts that are peers of each other."""
 
     def __init__(self, peers: Mapping[Order, Sequence[str]]) -> None:
-        """Take the hosts with each order."""
+        """`peers`: order -> the hosts with this order."""
         self._peers = [(dict(order), hosts) for order, hosts in peers.items()]
         slots_of: dict[str, set[str]] = defaultdict(set)
         for slot, switch in (pair for order in peers for pair in order):
@@ -79,7 +79,7 @@ class Orders:
 def _exchanged_slots(first: Mapping[str, str], second: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
     """Yield groups of slots in which two hosts use the same switches in different orders.
 
-    A slot that belongs to any such group belongs to a group that is yielded: one of the smallest with this slot.
+    For each slot in such a group, one of the smallest groups with this slot is yielded.
     """
     differing = [slot for slot, switch in first.items() if second.get(slot, switch) != switch]
     if {first[slot] for slot in differing}.isdisjoint(second[slot] for slot in differing):

@@ -38,7 +38,7 @@ SOURCE = (
     "NVIDIA DGX SuperPOD reference architecture, rail-optimized: the NICs in one slot of all hosts share leaf switches"
 )
 MIN_HOSTS = 3
-"""Smallest number of hosts among which a majority counts."""
+"""Smallest number of hosts among which there can be a clear majority."""
 MAJORITY = 2 / 3
 """Smallest share of hosts that counts as a clear majority."""
 MAX_NAMES = 4
@@ -344,7 +344,7 @@ def _exchange_text(exchange: Exchange, scopes: Mapping[str, str], names: Mapping
         f"{len(hosts)} have {' and '.join(names[switch] for switch in order)} ({_names(sorted(hosts))})"
         for order, hosts in orders
     )
-    text = f"of {exchange.hosts} hosts with the same switches at {ports}, in this order: {_names(found, '; ')}"
+    text = f"{exchange.hosts} hosts have the same switches at {ports}, but in different orders: {_names(found, '; ')}"
     return f"{text}. No clear majority of hosts shows which order is right"
 
 

@@ -93,12 +93,12 @@ def racks(report: FleetReport) -> list[Rack]:
 def gpu_states(host: HostReport, verdicts: Sequence[Verdict], *, passes_left_out: bool = False) -> list[GpuState]:
     """Return the state of each GPU of a host: the worst verdict on it. A waived verdict counts as `pass`.
 
-    A GPU without verdicts is `inconclusive`. If the report leaves out passes, such a GPU is `pass`. But the host may have more
-    unmeasured observations than inconclusive verdicts (waived or not). Then an unmeasured observation of the GPU may have no
-    verdict, so the GPU stays `inconclusive`.
+    A GPU without verdicts is `inconclusive`. If the report leaves out passes, it is `pass`, unless the host has more unmeasured
+    observations than inconclusive verdicts (waived or not). In that case, an unmeasured observation of the GPU may have no
+    verdict.
 
-    If the record of the host or one of its stages has an inconclusive verdict (waived or not), no GPU is `pass`. Each GPU that
-    would be `pass` is then `inconclusive`.
+    If the record of the host or one of its stages has an inconclusive verdict (waived or not), each GPU that would be `pass` is
+    `inconclusive` instead.
 
     Args:
         host: the host.

@@ -34,7 +34,7 @@ class Reason:
     """`name` in words."""
     params: str
     value: str
-    """Value of the leading verdict; empty if that lacks a value, a limit or an operator."""
+    """Value of the leading verdict; empty if this verdict lacks a value, a limit or an operator."""
     wanted: str
     """Limit of the leading verdict, with the sign of the operator; empty if `value` is empty."""
     margin: str
@@ -119,7 +119,7 @@ def _reason(cause: Cause, group: Sequence[Verdict], seen: str) -> Reason:
 def reset_command(reason: Reason, address: str) -> str:
     """Return the command that resets the GPU at the PCI address `address`.
 
-    Empty if the cause has not failed, the action of its leading verdict is not `reset_gpu`, or `address` is empty.
+    Empty if the verdict of the cause is not `fail`, the action of its leading verdict is not `reset_gpu`, or `address` is empty.
     """
     is_reset = reason.verdict == FAIL and reason.lead.action == "reset_gpu" and address
     host = shlex.quote(clean(reason.lead.host))

@@ -22,7 +22,7 @@ from schemas.timeline import Event, Series, Soak
 from schemas.times import format_span
 
 MAX_EVENTS = 6
-"""Of each name, the report shows the first events up to this number. So a rare event is shown beside a frequent one."""
+"""Maximum number of events of one name that the report shows. So frequent events do not hide rare ones."""
 STRESS = "stress.throughput"
 COLUMNS = (
     ("gpu.power", "Power"),
@@ -33,7 +33,7 @@ COLUMNS = (
 """Name of each figure that has a column, and the heading. A row is one GPU; in a rehearsal, one process."""
 
 Drifts = Mapping[tuple[str, str, str], float]
-"""Drift of each rate (`fleet/judge/drift.py`): the share of its level at the start of the soak to which it fell at least.
+"""Drift of each rate (`fleet/judge/drift.py`): its lowest level in the soak plus a margin, as a share of its mean at the start.
 
 The key is the host, the scope, and a text of name and parameters of the rate (`_figure`).
 """

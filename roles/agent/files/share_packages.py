@@ -1,4 +1,4 @@
-"""Make the packages of another Python importable in the virtual environment whose Python runs this script, torch among them.
+"""Make the packages of another Python, including torch, importable in the virtual environment whose Python runs this script.
 
 Argument: the path of the other Python.
 

@@ -156,7 +156,7 @@ def driver_problems(options, versions, error):
 
 
 def cause_and_remedy(error):
-    """Return the cause, if it is known, and the remedy for a driver that does not respond, and what drivers.yml does."""
+    """Return the remedy for a driver that does not respond, with its cause if that is known, and what drivers.yml does."""
     if "is not installed" in error or "libnvidia-ml" in error:
         return INSTALL, REBOOT
     if "version mismatch" in error:

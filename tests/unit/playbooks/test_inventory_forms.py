@@ -48,7 +48,7 @@ def planned_hosts(tmp_path: Path) -> dict[str, tuple[str, str]]:
     return {host["name"]: (host["address"], host["rack"]) for host in document["hosts"]}
 
 
-def test_localhost_templates_and_variables_of_other_software_are_accepted(tmp_path: Path) -> None:
+def test_templates_and_foreign_variables_and_a_host_localhost_are_accepted(tmp_path: Path) -> None:
     done = run_drivers_playbook(
         tmp_path,
         {

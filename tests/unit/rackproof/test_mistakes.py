@@ -146,7 +146,7 @@ def test_terminal_without_utf_8_gets_escaped_characters(encoding: str) -> None:
 def test_closed_and_full_standard_streams_give_no_traceback_and_no_verdict(
     reported_run: Path, arguments: str, redirection: str, code: int, buffering: str
 ) -> None:
-    """Exit code 1 would mean that the run is rejected. Python would exit with 120 if it cannot write the rest of the output."""
+    """Exit code 1 would mean that the run is rejected. Python's own exit code for output that it cannot write is 120."""
     command = f"{sys.executable} {ROOT / 'rackproof'} {arguments.format(run=reported_run)} {redirection}"
     environment = {**os.environ, "PYTHONUNBUFFERED": buffering}
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, env=environment)
@@ -237,7 +237,10 @@ def test_wrong_file_or_missing_option_is_named_with_the_remedy(
 
 
 def ignored_options() -> Iterator[str]:
-    """Yield command lines with an option that has no effect in the chosen mode: its help begins with other modes."""
+    """Yield command lines with an option that has no effect in the chosen mode.
+
+    The help of such an option begins with the modes in which it has an effect.
+    """
     for verb in ("baseline", "history", "criteria", "scheduler"):
         actions = build_parser(verb).verbs.choices[verb]._actions
         modes = next(list(action.choices or ()) for action in actions if action.dest == "what")
@@ -294,9 +297,7 @@ def test_option_without_effect_in_the_mode_of_a_verb_is_refused(call_verb: CallV
         ("stop exporter --end", "--end without --run-dir: name the run whose stage is to end"),
     ],
 )
-def test_option_that_another_option_makes_meaningless_is_refused(
-    call_verb: CallVerb, arguments: str, line: str
-) -> None:
+def test_option_or_argument_without_effect_is_refused(call_verb: CallVerb, arguments: str, line: str) -> None:
     code, output = call_verb(*arguments.split())
     assert (code, output.startswith(f"rackproof: {line}")) == (64, True), output
 

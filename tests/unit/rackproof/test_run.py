@@ -81,7 +81,7 @@ def test_packages_of_other_software_do_not_hide_those_of_rackproof(tmp_path: Pat
     assert (completed.returncode, completed.stderr) == (0, "")
 
 
-def test_package_locations_include_those_of_a_checkout_that_is_not_installed(tmp_path: Path) -> None:
+def test_child_process_uses_the_packages_of_a_checkout_that_is_not_installed(tmp_path: Path) -> None:
     for name in ("agent", "rackproof", "schemas"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text((ROOT / name / "__init__.py").read_text())
@@ -277,9 +277,7 @@ def test_file_of_a_container_runtime_marks_a_container(tmp_path: Path, mark: str
         ("udev /dev/null devtmpfs rw,nosuid 0 0", 2),
     ],
 )
-def test_container_with_the_device_nodes_of_the_machine_has_all_its_gpus(
-    tmp_path: Path, mount: str, given: int
-) -> None:
+def test_device_nodes_are_counted_only_if_the_container_has_its_own_dev(tmp_path: Path, mount: str, given: int) -> None:
     (tmp_path / "dev").mkdir()
     (tmp_path / ".singularity.d").mkdir()
     for name in ("nvidia0", "nvidia1"):
@@ -289,8 +287,8 @@ def test_container_with_the_device_nodes_of_the_machine_has_all_its_gpus(
     assert readiness.gpus_of({"gpu.pci_count": 3, "gpu.count": 2}, {}, tmp_path).given == given
 
 
-def test_pid_namespace_marks_a_container_of_a_runtime_without_marks(tmp_path: Path) -> None:
-    """Examples: nerdctl, ctr."""
+def test_pid_namespace_identifies_a_container_without_marks(tmp_path: Path) -> None:
+    """Containers of nerdctl and ctr have no marks."""
     write_pid_namespace(tmp_path, "pid:[4026532201]")
     (tmp_path / "dev").mkdir()
     for name in ("nvidia0", "nvidia1"):

@@ -53,11 +53,11 @@ STATES = {
 def driver_problems(
     monkeypatch: pytest.MonkeyPatch, commands: dict[str, str], daemon: str, readable: tuple[str, ...]
 ) -> list[str]:
-    """Return the problems of a host with NVSwitches on which `daemon` is the one that may not run.
+    """Return the problems with `daemon` that the probe reports on a host with NVSwitches.
 
     Args:
         commands: process id -> command line.
-        daemon: the other daemon needs no process.
+        daemon: MANAGER or PERSISTENCED. The other daemon is not checked.
         readable: the process ids whose command line this user may read.
     """
     probe = load("nvidia_driver")
@@ -115,7 +115,7 @@ EMULATION = "echo 'Emulate Docker CLI using podman. Create /etc/containers/nodoc
 
 
 def install_runtimes(programs: Path, kind: str) -> None:
-    """Install the command docker of this kind, and podman unless the kind is docker alone."""
+    """Install what `kind` names: docker, podman, both, or podman with a link or script `docker` that runs it."""
     if kind != "docker":
         write_program(programs / "podman", PODMAN)
     if kind.startswith("docker"):
@@ -152,7 +152,7 @@ def test_docker_that_is_podman_is_checked_as_podman(
     chosen: str,
     wanted: str,
 ) -> None:
-    """`chosen` is the runtime that is checked if the inventory says docker."""
+    """The probe checks `automatic` if the inventory says auto, and `chosen` if it says docker."""
     install_runtimes(programs, kind)
     write_program(programs / "nvidia-ctk", "echo NVIDIA Container Toolkit CLI version 1.18.1")
     probe = load("container_toolkit")
@@ -168,6 +168,6 @@ def test_docker_that_is_podman_is_checked_as_podman(
 
 
 def test_podman_behind_a_failing_script_is_recognized(programs: Path) -> None:
-    """With a broken configuration, podman fails even for `--version`. The script has printed its message before."""
+    """With a broken configuration, podman fails even for `--version`. The script prints its message first."""
     write_program(programs / "docker", f"{EMULATION}\nexit 125")
     assert load("container_toolkit").is_podman("docker")

@@ -219,9 +219,10 @@ OS_RELEASES = {
 
 @pytest.mark.parametrize("name", OS_RELEASES)
 @pytest.mark.parametrize("role", ["nvidia_driver", "container_toolkit"])
-def test_rebuilds_of_a_rhel_release_have_its_name_in_nvidias_repositories(
+def test_distribution_has_its_name_in_nvidias_repositories(
     role: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Rebuilds of RHEL, such as Rocky, have the name of RHEL."""
     module = load_probe(role)
     monkeypatch.setattr(module, "read", lambda _: OS_RELEASES[name])
     assert module.distribution() == name.partition(" ")[0]
@@ -528,7 +529,7 @@ sys.exit(2 if "--not-updated" in sys.argv else 0)
 def site(tmp_path: Path) -> Path:
     """Return a checkout of the repository `upstream`, with a fake `rackproof` and the units of a schedule that updates it.
 
-    The checkout belongs to another account. The repository has a commit, a file `new`, that the checkout does not have.
+    The checkout belongs to another account. The repository has one more commit, which adds the file `new`.
     """
     upstream, checkout = tmp_path / "upstream", tmp_path / "site"
     (upstream / "playbooks").mkdir(parents=True)

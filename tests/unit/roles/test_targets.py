@@ -56,7 +56,7 @@ def test_targets_of_stopped_hosts_are_removed_from_the_files_of_all_runs(tmp_pat
     assert not call(tmp_path, groups_of("", "h2", "h3"))["changed"]
 
 
-def test_host_on_which_a_run_has_failed_stays_the_target_of_the_run_that_uses_it(tmp_path: Path) -> None:
+def test_run_does_not_take_over_a_host_that_failed_in_it(tmp_path: Path) -> None:
     call(tmp_path, groups_of("a", "h1", "h2"), "a")
     failed = [{**group, "failed": True} for group in groups_of("b", "h1", "h4")]
     call(tmp_path, [*failed, *groups_of("b", "h2")], "b")

@@ -1,4 +1,4 @@
-"""Names that no host can have (an empty or too long part between dots) are errors that name the address, never tracebacks."""
+"""A host name with an empty or too long part between dots causes an error message with this name, not a traceback."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RULE = "not a valid host name"
 
 
 @pytest.mark.parametrize("name", INVALID)
-def test_invalid_names_are_those_for_which_a_lookup_raises_no_os_error(name: str) -> None:
+def test_check_raises_os_error_for_a_name_whose_lookup_raises_unicode_error(name: str) -> None:
     with pytest.raises(UnicodeError):
         socket.getaddrinfo(name, None)
     with pytest.raises(socket.gaierror, match=RULE):
@@ -82,7 +82,10 @@ def test_preflight_reports_an_invalid_name(name: str, variable: str) -> None:
 
 
 def test_preflight_reports_an_invalid_name_of_the_host_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The launcher of the ranks looks up this name, also if /etc/hosts contains it. The kernel allows 64 characters."""
+    """The launcher of the ranks looks up this name, even if /etc/hosts contains it.
+
+    The kernel allows names of 64 characters. DNS allows only 63 characters between two dots.
+    """
     monkeypatch.setattr(socket, "gethostname", lambda: "a" * 64)
     assert [
         text for text in preflight.own_name_problems() if text.startswith(f"the host's own name {'a' * 64} is {RULE}")
@@ -100,6 +103,6 @@ def test_plan_refuses_a_host_of_a_gang_with_an_invalid_name(name: str, variable:
 
 
 def test_plan_accepts_any_address_of_a_host_without_a_gang() -> None:
-    """Other hosts do not connect to it, and to ssh the address may be an alias."""
+    """Other hosts do not connect to this host. Its address can be an alias of the SSH configuration."""
     hosts = builders.inventory("h1", rackproof_gpu_count=8, rackproof_gang="none", ansible_host=INVALID[0])
     make_plan(read_profile("smoke"), hosts, run_id="r", nonce=builders.NONCE, created=builders.WHEN)

@@ -152,10 +152,11 @@ def test_ports_of_a_rehearsal_are_judged_only_if_they_are_measured_and_required(
     assert plan.judges_ports(replace(plan.hosts[0], verbs_required=required)) is judged
 
 
-def test_plan_of_some_hosts_has_these_hosts_in_the_given_order_and_no_manifest() -> None:
+def test_plan_of_some_hosts_has_these_hosts_in_the_given_order() -> None:
     part = PLAN.only(["h3", "h1"])
     assert [host.name for host in part.hosts] == ["h3", "h1"]
-    assert part.manifest == ()
+    assert FULL.manifest
+    assert FULL.only(["h1"]).manifest == ()
     assert part.gangs() == {"r1": ("h3", "h1")}
     assert PLAN.gangs() == {"r1": ("h1", "h2", "h3")}
 

@@ -88,7 +88,10 @@ def read_with_jsonschema(text: bytes) -> Record | None:
 
 
 def is_accepted(text: bytes) -> bool:
-    """Return whether `documents.checked` accepts the text as a record. Rackproof calls it if the fast reader returns None."""
+    """Return whether `documents.checked` accepts the text as a record.
+
+    Rackproof calls `documents.checked` if the fast reader returns None.
+    """
     with contextlib.suppress(ValueError):
         return bool(record_from_json(documents.checked(text, "record", source="x")))
     return False

@@ -290,9 +290,9 @@ BATCH_SCRIPT = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURMD_NODENAME": "h1
         BATCH_SCRIPT | open_mpi(rank=1, size=2, local_size=1),
         BATCH_SCRIPT | open_mpi(rank=1, size=2, local_size=1, PMIX_HOSTNAME="h2"),
     ],
-    ids=["hydra", "hydra-in-pmix", "hydra-in-a-step", "open-mpi", "open-mpi-with-pmix"],
+    ids=["hydra", "hydra-with-inherited-pmix", "hydra-in-a-step", "open-mpi", "open-mpi-with-pmix"],
 )
-def test_process_of_mpirun_in_a_slurm_job_does_not_take_the_name_of_the_host_of_mpirun(
+def test_remote_process_of_mpirun_in_a_slurm_job_ignores_the_host_name_in_inherited_variables(
     plan: Plan, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
 ) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "h2")

@@ -1,6 +1,6 @@
 """A run counts once, however often it is added. Real runs, rehearsals and simulations are kept apart.
 
-Damaged files, held locks and missing packages neither stop a report nor change a decision.
+A fault of the history, such as a damaged index or a missing package, neither stops a report nor changes a decision.
 """
 
 from __future__ import annotations
@@ -315,7 +315,7 @@ def test_run_from_the_future_is_reported_and_left_out_of_trends(tmp_path: Path) 
     )
 
 
-def test_part_in_overlapping_runs_of_two_hosts_is_reported(tmp_path: Path) -> None:
+def test_part_found_in_two_hosts_at_the_same_time_is_reported(tmp_path: Path) -> None:
     def ended_late(record: Record) -> Record:
         return replace(record, ended="2026-11-21T05:00:00Z")
 
@@ -437,7 +437,7 @@ def test_lost_index_stops_a_writer_and_no_file_is_removed(tmp_path: Path, judged
     assert set(tmp_path.rglob("*.parquet")) == files
 
 
-def test_only_files_that_an_index_of_the_history_listed_are_removed(tmp_path: Path, judged: dict[str, Judged]) -> None:
+def test_only_files_listed_in_an_index_are_removed(tmp_path: Path, judged: dict[str, Judged]) -> None:
     foreign = tmp_path / REAL / "metrics" / "other.parquet"
     foreign.parent.mkdir(parents=True)
     foreign.write_bytes(b"PAR1")

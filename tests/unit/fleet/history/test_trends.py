@@ -55,5 +55,5 @@ def test_drift_needs_a_lower_z_if_fewer_racks_are_tested() -> None:
 @pytest.mark.parametrize("reference", ["", "run"])
 @pytest.mark.parametrize("count", [1, 2, 3, 6])
 def test_change_in_only_one_run_is_no_drift(count: int, reference: str) -> None:
-    """One run of rack 0 is 5 % slower and is dated more than a year after the others. Its date may be wrong."""
+    """One run of rack 0 is 5 % slower, and its date is more than a year after the others. Such a date may be wrong."""
     assert drifts(memory_history(racks(count, odd=-0.05, reference=reference))) == []

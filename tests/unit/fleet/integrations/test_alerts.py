@@ -58,7 +58,7 @@ def entries(text: str) -> list[dict[str, Any]]:
 
 
 def promtool(*arguments: str | Path) -> None:
-    one_thread = {**os.environ, "GOMAXPROCS": "1"}  # otherwise its garbage collector uses every processor
+    one_thread = {**os.environ, "GOMAXPROCS": "1"}  # otherwise promtool's garbage collector uses every processor
     done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False, env=one_thread)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -362,7 +362,7 @@ def test_alert_for_an_absent_gpu_count_fires_only_while_the_host_is_up(tmp_path:
     play(tmp_path, inputs, promql_expr_test=[firing(5), firing(12, "h0"), firing(35, "h0")])
 
 
-def test_healthy_reboot_raises_no_alert_but_that_the_exporter_is_down(tmp_path: Path) -> None:
+def test_healthy_reboot_raises_no_alert_except_exporter_down(tmp_path: Path) -> None:
     """After a boot the driver lists no GPU for two minutes, and then the GPUs are not yet registered with the fabric.
 
     Each link goes up and down once while the host boots, so its counters restart at numbers above zero.
@@ -421,7 +421,7 @@ def test_alert_on_a_change_keeps_firing_when_the_next_run_begins(
 
 
 def test_targets_of_two_runs_on_a_host_do_not_silence_the_alerts_of_other_hosts(tmp_path: Path) -> None:
-    """The host h0 has the targets of two runs, and it loses a GPU. So does h1."""
+    """The host h0 has the targets of two runs. The host h1 has the target of one run. Both hosts lose a GPU."""
     lost = GPU_INFO % ("2", "0000:5d:00.0", "S2")
     both = {
         "rackproof_gpus": "8x9 7x40",

@@ -77,7 +77,7 @@ esac
 
 
 class FakeScheduler:
-    """A run directory, and a fake scheduler with the nodes n1 and n2, which reads its answers from files."""
+    """A run directory and a fake scheduler with the nodes n1 and n2. The scheduler reads its answers from files."""
 
     def __init__(self, path: Path, kind: str, program: str) -> None:
         self.run = path / "runs" / "r1"
@@ -155,9 +155,7 @@ def test_host_with_a_job_is_in_use(slurm: FakeScheduler) -> None:
         ("DOWN+DRAIN", 4),
     ],
 )
-def test_node_is_in_use_if_slurm_reports_it_as_allocated_although_squeue_lists_no_job(
-    slurm: FakeScheduler, state: str, cpus: int
-) -> None:
+def test_node_with_jobs_that_squeue_does_not_list_is_in_use(slurm: FakeScheduler, state: str, cpus: int) -> None:
     slurm.put(**{"state-n2": state, "cpus-n2": str(cpus), "jobs-n2": "13:bob:PENDING"})
     assert slurm.drain_or_ask(drain=False) == {
         "h2": f"Slurm jobs that this account may not see (state {state}, {cpus} CPUs allocated)"
@@ -167,12 +165,12 @@ def test_node_is_in_use_if_slurm_reports_it_as_allocated_although_squeue_lists_n
 @pytest.mark.parametrize(
     "state", ["IDLE", "IDLE*", "IDLE+DRAIN", "IDLE+PLANNED", "IDLE+CLOUD", "IDLE+RESERVED", "DOWN+DRAIN"]
 )
-def test_node_without_jobs_and_allocated_cpus_is_not_in_use(slurm: FakeScheduler, state: str) -> None:
+def test_node_without_jobs_or_allocated_cpus_is_not_in_use(slurm: FakeScheduler, state: str) -> None:
     slurm.put(**{"state-n2": state})
     assert slurm.drain_or_ask(drain=False) == {}
 
 
-def test_squeue_is_asked_for_the_jobs_of_all_partitions_without_filters_of_the_environment(
+def test_squeue_lists_all_partitions_and_ignores_filters_in_the_environment(
     slurm: FakeScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filters = ("SQUEUE_USERS", "SQUEUE_STATES", "SQUEUE_PARTITION", "SQUEUE_ACCOUNT", "SQUEUE_NAMES", "SQUEUE_QOS")
@@ -494,7 +492,7 @@ def test_host_with_a_gpu_process_is_inspected_but_not_measured(tmp_path: Path, l
 
 
 def hours_ago(host: Host, record: Record, *, hours: int = 4) -> bytes:
-    """Write the record of the host as it was `hours` ago, and return its text."""
+    """Shift the times of the record so that it ended `hours` ago. Write it as the record of the host, and return its text."""
     end = datetime.fromisoformat(record.ended) - datetime.now(UTC)
     path = host.run / "record.json"
     documents.write(path, to_json(shifted_by(record, -end - timedelta(hours=hours))))
@@ -713,9 +711,9 @@ def test_notification_is_printed_only_for_requested_states(tmp_path: Path, capsy
 
 
 def test_notification_lists_causes_and_limits_the_number_of_lines(tmp_path: Path) -> None:
-    """The order is: at most 5 counts and caveats, the causes, the number of omitted lines, the other failed hosts.
+    """The order is: at most 5 lines with counts or caveats, the causes, the number of omitted lines, the other failed hosts.
 
-    A report without causes is listed by its summary, without the lines about checks. At most 12 lines are listed. The number of
+    If a report has no causes, its summary is listed without the lines about checks. At most 12 lines are listed. The number of
     omitted lines is an additional line.
     """
     report, plan = judged(tmp_path, lambda plan, directory: None)
@@ -824,10 +822,11 @@ if sys.argv[-1].endswith("revalidate.yml"):
     os.utime(run / "report.json")
 (run / "notified.json").write_text('{"sent": true, "drained": []}')
 """
-"""Fake ansible-playbook. It logs the playbook, the run id and the inventory, and writes `notified.json`.
+"""Fake ansible-playbook. It logs the playbook, the run id, the inventory and the extra variables.
 
-If there is a file `fails` beside this program, it then exits with 4. Otherwise, if the playbook is revalidate.yml, it also copies
-the files in `playbook_files`, a directory beside this program, to the run directory.
+If there is a file `fails` beside this program, it then exits with 4. Otherwise it writes `notified.json` to the run directory.
+For the playbook revalidate.yml, it also copies the files in `playbook_files`, a directory beside this program, to the run
+directory.
 """
 
 

@@ -163,7 +163,9 @@ def test_advisories_of_one_severity_are_sorted_by_falling_score_and_end_with_mis
 def test_version_of_runc_is_compared_unless_its_package_is_of_a_distribution_or_unknown(
     package: str, expected: bool
 ) -> None:
-    """The package of a distribution may have fixes that the version number does not show. `containerd.io` is of the vendor.
+    """The package of a distribution may have fixes that the version number does not show.
+
+    `containerd.io` is a package of the vendor.
 
     `package`: the package that owns runc; "no package" if none owns it; empty if the package was not read.
     """

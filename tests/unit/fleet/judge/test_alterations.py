@@ -64,7 +64,7 @@ def test_removed_or_altered_figure_of_a_port_is_detected(tmp_path: Path) -> None
 
 
 def test_removed_or_altered_part_of_a_soak_is_detected() -> None:
-    """Without its timeline, a drift could not be found."""
+    """A soak without its timeline would hide a drift."""
     run = ROOT / "docs" / "measurements" / "h200x1-burnin"
     counts, failures = alterations.alter(run, 400, seed=1, kind_prefix="soak")
     assert not failures, "\n".join(failures[:20])

@@ -269,7 +269,7 @@ def test_limit_states_its_source(limits: Any, accepted: Level, expected_text: st
     assert result[1] == expected_text
 
 
-def test_reason_for_a_missing_limit_gives_the_noise() -> None:
+def test_reason_for_a_missing_limit_is_that_the_noise_is_unknown_or_too_large() -> None:
     assert too_noisy_reason(level()).startswith("the limit needs the noise of the accepted figure")
     assert too_noisy_reason(level(precision=0.3)).startswith("the accepted figure has a noise (sigma) of 30 %")
 

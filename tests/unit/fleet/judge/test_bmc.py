@@ -282,7 +282,7 @@ LOST_SUPPLY = "Critical: it has no input (0 V)"
 @pytest.mark.parametrize("serials", ["of the GPUs", "of the system", "of both"])
 @pytest.mark.parametrize("host", ["with a record", "without a record"])
 def test_bmc_of_another_host_is_one_mistake_of_the_inventory_and_no_part_is_blamed(serials: str, host: str) -> None:
-    """h2 has the BMC of h1 in the inventory. A power supply of h1 is lost, and h1 itself has another BMC with its serials."""
+    """h2 has the BMC of h1 in the inventory. This BMC reports a lost power supply. h1 itself has a second, healthy BMC."""
     lost = with_value(healthy("h1").metrics(), "power_supply.health", "psu=PSU2", LOST_SUPPLY)
     if serials != "of the GPUs":
         lost = with_value(lost, "system.serial", "system=1", "S1X")
@@ -329,7 +329,7 @@ def test_serials_that_are_not_all_of_one_other_host_are_a_fault_of_the_parts(rep
     assert {(item.name, item.action) for item in failed} == {("bmc.gpu.serial", "inspect_hardware")}
 
 
-def test_shared_chassis_does_not_make_the_bmc_that_of_another_host() -> None:
+def test_bmc_is_not_attributed_to_another_host_by_a_shared_chassis_serial() -> None:
     metrics = with_value(without_gpu_serials(healthy("h1").metrics()), "chassis.serial", "chassis=1", "S2X")
     evidence = with_system_serials(fleet(h1=of_bmc("h1", metrics)), h1="S1X", h2="S2X", h3="S3X")
     assert [item for item in findings(evidence) if item.name == "bmc.readable"] == []
@@ -717,7 +717,7 @@ def test_last_serial_of_the_host_is_compared_and_only_a_failure_has_a_detail_and
         assert (judged.criterion, judged.basis, judged.kind) == ("bmc-serial", "policy", "identity")
         assert (judged.action, judged.severity) == (action, severity)
         other = "the same" if verdict == PASS else "S9X"
-        assert judged.reason == f"the host reports the serial S2X, its BMC {other}"
+        assert judged.reason == f"the host reports the serial S2X, its BMC reports {other}"
         assert judged.detail == ("" if verdict == PASS else judged.reason)
 
 

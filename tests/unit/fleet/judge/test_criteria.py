@@ -339,7 +339,7 @@ def test_limit_that_does_not_separate_faulty_from_healthy_parts_is_reported(chan
         {**SHARE, "value": 0.9},
     ],
 )
-def test_limit_that_just_excludes_faulty_parts_is_accepted(changes: dict[str, Any]) -> None:
+def test_limit_that_separates_faulty_from_healthy_parts_is_accepted(changes: dict[str, Any]) -> None:
     assert lint_changed(**changes) == []
 
 

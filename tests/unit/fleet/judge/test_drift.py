@@ -184,8 +184,11 @@ def test_drop_of_a_rate_that_varies_begins_near_the_fall(seed: int) -> None:
     assert end_s is None
 
 
-def test_limit_above_1_that_no_level_is_certainly_below_gives_no_time() -> None:
-    """The fleet's limit is above 1 if the rates of the other GPUs rose. A noisy rate that rose less is no exception."""
+def test_drop_below_a_limit_above_1_has_a_time_only_if_it_exceeds_the_noise() -> None:
+    """The fleet's limit is above 1 if the rates of the other GPUs rose. A rate that rose less is then below the limit.
+
+    The first rate is noisy and gets no time. The last rate is steady and gets a time.
+    """
     noise = random.Random(1)  # noqa: S311 - reproducible
     rate = series(*(noise.gauss(100.0 if at < 20 else 104.0, 2.0) for at in range(240)), dtype="x")
     course = rate_course(rate, soak(planned=20 * HOUR, width=300.0))
@@ -422,7 +425,7 @@ def test_soak_without_the_series_of_a_measured_rate_is_inconclusive(
 def test_soak_of_less_than_an_hour_may_lack_a_series_if_its_timeline_is_full(
     planned: float, left_out: int, is_reported: bool
 ) -> None:
-    """`left_out`: number of values that the full timeline did not get."""
+    """`left_out`: number of values that were left out because the timeline was full."""
     stages = (*PLAN.stages, replace(PLAN.stages[0], name=SOAK, duration_s=planned))
     plan = replace(SOAKING, stages=stages)
     host = soaked_host(soak(planned=planned, timeline=Timeline(bucket_s=60.0, left_out=left_out)), plan=plan)

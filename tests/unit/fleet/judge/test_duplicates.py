@@ -191,10 +191,10 @@ def test_two_hosts_are_one_machine_if_one_of_them_has_all_gpus_of_the_other() ->
     assert counts.same_machine("other", fleet["other"]) == counts.same_machine("none", fleet["none"]) == []
 
 
-def test_shared_gpu_is_not_enough_for_a_host_that_reports_an_adapter() -> None:
-    """All hosts share the GPU. h1 and h2 also share the adapter.
+def test_host_that_reports_an_adapter_is_the_same_machine_only_if_the_adapter_is_shared_too() -> None:
+    """All hosts share the GPU, and h1 and h2 also share the adapter.
 
-    h4 reports no adapter. So the shared GPU is enough for h4, but not for the other three hosts.
+    h4 reports no adapter, so the shared GPU is enough to make it the same machine as the others.
     """
     fleet = {
         "h1": machine("A", guid="1"),

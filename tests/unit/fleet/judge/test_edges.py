@@ -1016,7 +1016,7 @@ def test_rejected_and_incomplete_hosts_without_a_shown_cause_are_listed() -> Non
     assert lines[1:] == ["Incomplete as well: u1"]
 
 
-def test_gpu_is_named_with_its_pci_address_with_or_without_a_serial() -> None:
+def test_gpu_is_named_with_its_pci_address_even_if_it_has_no_serial() -> None:
     gpus = [
         Gpu(index=number, serial="0", uuid="", name="", pci_bus_id=f"00000000:{number + 10:02X}:00.0")
         for number in range(2)

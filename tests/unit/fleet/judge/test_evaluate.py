@@ -324,7 +324,7 @@ def test_only_readings_of_the_host_itself_must_be_observed(name: str, must_be_ob
 
 
 def counted(rule: Criterion, *counts: Any, uptime: float | None = 3.6e5) -> Verdict:
-    """Return the verdict on a counter that has these values in snapshots 5 h apart.
+    """Return the verdict on a counter that has these values in successive snapshots. The uptime rises by 5 h between snapshots.
 
     `uptime`: seconds since the boot at the first snapshot; None: the host does not report its uptime.
     """

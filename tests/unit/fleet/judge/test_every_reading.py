@@ -75,7 +75,7 @@ def metrics(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Metric]:
         item["name"]: Metric(**{"values": {}, "absent": {}, **item})
         for item in json.loads(output)["snapshot"]["metrics"]
     }
-    # The number of processors that the test may use is not that of the host of the fake files.
+    # The collector counts the processors of this machine, so `host.cpu.count` gets the number in the fake files.
     read["host.cpu.count"] = replace(read["host.cpu.count"], values=read["host.cpu.threads"].values)
     return {name: read[name] if name in read and _scopes(read[name]) else not_on_this_host(name) for name in READINGS}
 

@@ -483,7 +483,7 @@ def test_gang_is_not_partitioned_if_each_pair_of_its_measured_hosts_launched_tog
     assert split(*members) == []
 
 
-def test_partition_ignores_probes_and_launches_that_measured_nothing() -> None:
+def test_launches_that_measured_nothing_and_probes_do_not_partition_a_gang() -> None:
     apart: list[Mapping[int, tuple[str, ...]]] = [{1: ("h1",)}, {2: ("h2",)}, {3: ("h3",)}]
     assert len(split(*apart)) == 3
     assert split(*apart, observations=()) == []

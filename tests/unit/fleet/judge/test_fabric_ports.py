@@ -1,6 +1,6 @@
-"""Totals of the ports of a host: the number of active InfiniBand and RoCE ports, and the rate of its fastest kind of port.
+"""Totals of the ports of a host: the number of active InfiniBand and RoCE ports, and the total rate of the ports of one kind.
 
-The kinds are InfiniBand ports, RoCE ports and Ethernet interfaces.
+The kinds are InfiniBand ports, RoCE ports and Ethernet interfaces. The kind with the highest total rate is used.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def test_every_statistic_is_tested() -> None:
     assert vars(FleetStats(Planned(PLAN))).keys() == known
 
 
-def test_complete_finds_normal_paths_shared_machines_and_values_of_the_inventory(
+def test_complete_completes_the_paths_machines_and_stated_values(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stats, found = FleetStats(Planned(PLAN)), []

@@ -173,7 +173,7 @@ def test_finish_also_finishes_two_parts_of_the_statistics() -> None:
 
 
 def test_readings_of_records_that_the_quick_reader_did_not_read_are_counted() -> None:
-    """The quick reader (`schemas.quick`) reads equal readings of several records as one object. These records share none."""
+    """The quick reader (`schemas.quick`) reads equal readings of several records as one object. These records share no object."""
 
     def record(name: str, **changes: Any) -> Evidence:
         return Evidence(records=(with_constant_readings(**changes)(healthy_record(name, PLAN)),))

@@ -43,13 +43,13 @@ def test_gpus_that_share_a_serial_are_identified_by_their_uuids(
     assert list(identities(gpus(*parts)).values()) == expected
 
 
-def test_last_gpu_of_a_board_keeps_its_uuid_if_the_serial_is_known_to_be_shared() -> None:
+def test_uuid_identifies_a_gpu_that_is_listed_alone_if_its_serial_is_known_to_be_shared() -> None:
     board = gpus(("S1", "U1"), ("S1", "U2"))
     assert identities(board[1:]) == {"gpu=1": "S1"}
     assert identities(board[1:], shared_serials(board)) == {"gpu=1": "U2"}
 
 
-def test_identity_as_text_has_its_kind() -> None:
+def test_text_of_an_identity_states_whether_it_is_a_serial_or_a_uuid() -> None:
     first, second, zeros, none = gpus(("S1", "U1"), ("S1", "U2"), ("000", "U3"), ("", ""))
     assert identity_text(first, ()) == "serial S1"
     assert [identity_text(gpu, {"S1"}) for gpu in (second, zeros, none)] == ["UUID U2", "UUID U3", "an unknown serial"]

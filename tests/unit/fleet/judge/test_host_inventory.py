@@ -215,7 +215,7 @@ def test_reason_why_the_list_of_parts_may_be_incomplete(name: str, readings: dic
     ],
 )
 def test_gpus_without_a_serial_are_counted(serials: tuple[str, ...], counts: dict[str, Value], why: str) -> None:
-    """A host without any reading of its GPUs counts as a host with one GPU."""
+    """If the host has no reading of its number of GPUs, at least one GPU is expected."""
     gpus = tuple(replace(builders.gpu("h1", index), serial=serial) for index, serial in enumerate(serials))
     assert inventory({name: {"host": count} for name, count in counts.items()}, gpus=gpus).unknown[SERIAL] == why
 

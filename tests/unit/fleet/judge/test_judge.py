@@ -309,7 +309,7 @@ def test_duplicate_serial_fails_both_hosts() -> None:
 
 
 def test_gpus_of_one_board_may_share_its_serial() -> None:
-    """An A16 has four GPUs and one serial."""
+    """An A16 has four GPUs and one serial. The UUIDs of the GPUs must differ."""
     plan = builders.plan()
     evidence = builders.evidence(plan)
 
@@ -385,7 +385,7 @@ def test_counter_read_once_cannot_be_judged_by_its_change() -> None:
 
 
 def test_run_without_a_final_snapshot_does_not_pass() -> None:
-    """Otherwise, a part that failed in the last stage would not be noticed."""
+    """Without a final snapshot, a part that failed in the last stage would go unnoticed."""
     plan = builders.plan()
     evidence = builders.evidence(plan)
     first, gang = evidence["h1"].records
@@ -1160,7 +1160,7 @@ def test_old_xid_that_reappears_in_the_log_is_not_new() -> None:
 
 
 def test_estimated_floor_is_not_reported_beside_a_stricter_floor() -> None:
-    """A floor is a minimum. The rate also misses the floor `all-reduce-model`. Its basis is `model`: an estimate."""
+    """The slow all-reduce also misses the floor (minimum) `all-reduce-model`. This floor is an estimate: its basis is `model`."""
     plan = builders.plan("h1", gpu_count=4, rackproof_gang="none")
     evidence = builders.evidence(plan)
 

@@ -78,7 +78,7 @@ def view_with(criterion: Criterion) -> HostView:
 @pytest.mark.parametrize(("criterion", "output"), SELECTING, ids=[f"{item.id}-{out.name}" for item, out in SELECTING])
 def test_figure_cannot_escape_a_criterion_by_lacking_a_parameter(criterion: Criterion, output: Output) -> None:
     view, figure = view_with(criterion), selected(criterion, output)
-    # The parameter `transport` is required only if the figure `collective.transport` was measured. STATED has all such pairs.
+    # STATED maps figures to parameters. Such a parameter is required only if the figure was measured.
     states = {key: name for name, key in STATED.items() if name.partition(".")[0] == figure.name.partition(".")[0]}
     stating = [
         builders.observation(name, figure.params[key], scope=figure.scope, unit="1", stage=figure.stage)

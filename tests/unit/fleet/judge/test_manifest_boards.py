@@ -19,7 +19,7 @@ LINES = [gpu_line("h1", index, serial="S1", slot=str(index)) for index in range(
 
 
 def found(present: Collection[int] = (0, 1), host: str = "h1") -> list[tuple[str, str, str, str]]:
-    """Return what does not pass if `host` has these GPUs of the ordered board, and the others are of another board."""
+    """Return what does not pass if `host` has these GPUs of the ordered board, and its other GPUs are of another board."""
     plan = ordered_plan([*LINES, *(gpu_line("h2", index) for index in range(2))])
     evidence = builders.evidence(plan)
     (record,) = evidence[host].records

@@ -238,7 +238,9 @@ def test_driver_of_a_missing_gpu_is_named_only_if_the_gpu_is_bound_to_a_driver_o
     ("denied", "action"),
     [([1, 2], "configure"), ([1], "inspect_hardware"), ([], "inspect_hardware"), ([0, 3], "inspect_hardware")],
 )
-def test_gpus_that_the_agent_may_not_use_are_no_fault_of_the_gpus(denied: list[int], action: str) -> None:
+def test_action_is_to_configure_only_if_the_agent_may_use_none_of_the_missing_gpus(
+    denied: list[int], action: str
+) -> None:
     permitted = {f"pci=0000:{slot:02}:00.0": slot not in denied for slot in ALL}
     metric = Metric(name=PERMITTED, unit="1", values=permitted)
     result = add_metrics(host_with_slots("h2", [0, 3], on_bus=[1, 2]), metric)
@@ -407,7 +409,7 @@ def test_accepted_gpu_without_an_address_is_named_by_its_serial_alone() -> None:
     assert detail == f"present when the host was accepted, missing now: serial h2-1; {reason_for(8)}"
 
 
-def test_no_serial_is_named_if_more_accepted_gpus_are_gone_than_are_missing() -> None:
+def test_no_serial_is_named_if_the_baseline_does_not_identify_the_missing_gpu() -> None:
     more = with_accepted_gpus(host_with_slots("h2", REMAINING), 0, 1, 2, 3, 4)
     assert count_details(findings(h2=more)) == dict.fromkeys((DRIVER, BUS), reason_for(8)), (
         "two GPUs of the baseline are gone, but the count is only one too low"
@@ -464,7 +466,8 @@ def test_no_gpu_is_beyond_the_driver_if_the_indices_of_the_driver_do_not_start_a
     assert not HostView(PLAN, PLAN.host("h2"), evidence, read_packs([])).is_beyond_driver("gpu=4")
 
 
-def test_slot_is_named_only_if_two_hosts_and_more_than_half_of_all_hosts_have_the_same_layout() -> None:
+def test_slot_is_named_only_if_most_hosts_have_the_same_layout() -> None:
+    """At least two hosts, and more than half of the hosts without a missing GPU, must have this layout."""
     slots = SlotMap()
     for name, modules in (("h1", (6, 8, 5, 7)), ("h3", (6, 8, 5, 7)), ("h4", (1, 2, 3, 4)), ("h5", (1, 2, 3, 4))):
         slots.add(HostView(PLAN, PLAN.host("h1"), host_with_slots("h1", ALL, modules=modules), read_packs([])))

@@ -141,9 +141,8 @@ def test_detail_of_the_verdict_stays_first() -> None:
         "two complete and two incomplete hosts",
     ],
 )
-def test_slot_is_named_only_if_at_least_two_hosts_and_more_than_half_have_the_layout(
-    others: list[HostView], is_named: bool
-) -> None:
+def test_slot_is_named_only_if_most_hosts_have_the_same_layout(others: list[HostView], is_named: bool) -> None:
+    """At least two hosts, and more than half of the complete hosts, must have this layout. Incomplete hosts do not count."""
     detail, _ = result(view((0, 2, 3)), slot_map(*others))
     assert detail.startswith("nothing at PCI 0000:01:00.0") if is_named else detail == ""
 

@@ -123,9 +123,7 @@ def nodes(count: int, stage: str = "benchmark") -> Observation:
     ("count", "placements"),
     [(1, {"local"}), (2, {"local", "remote"})],
 )
-def test_every_node_needs_each_figure_but_remote_ones_only_if_there_are_several_nodes(
-    count: int, placements: set[str]
-) -> None:
+def test_remote_figures_are_required_only_if_there_are_several_nodes(count: int, placements: set[str]) -> None:
     found = silent(nodes(count))
     assert {reason for *_, reason in found} == {
         f"only 0 of {count} NUMA nodes report this figure or a reason for its absence"
@@ -178,7 +176,7 @@ def cpu_readings(usable: int, online: int) -> list[Metric]:
 
 
 def unused(*metrics: Metric, measured: int = 1, plan: Plan | None = None) -> list[tuple[str, str]]:
-    """Return name and reason of each verdict on a host with these readings whose benchmark measured `measured` NUMA nodes."""
+    """Return name and reason of each verdict on a host with these readings. `measured`: number of NUMA nodes measured."""
     found = [*unused_nodes(host_view(plan or plan_of("h1"), "h1", *metrics, observations=(nodes(measured),)))]
     assert all((item.verdict, item.scope) == (INCONCLUSIVE, "host") for item in found)
     return [(item.name, item.reason) for item in found]
@@ -209,7 +207,7 @@ def test_number_of_measured_nodes_must_be_that_of_the_host(measured: int) -> Non
         "one-node",
         "memory-without-processors",
         "processors-without-memory",
-        "memory-unknown-to-the-node",
+        "only-node-without-memory",
         "no-nodes",
     ],
 )
@@ -230,7 +228,8 @@ def test_run_that_could_not_use_all_processors_is_inconclusive() -> None:
     assert unused(*cpu_readings(112, 112)) == []
 
 
-def test_record_without_these_readings_is_not_checked() -> None:
+def test_nothing_is_checked_if_readings_are_missing() -> None:
+    """The record lacks `host.numa.processors` and `host.cpu.threads`."""
     _, memory = numa_readings(*BOTH)
     assert unused(memory, metric("host.cpu.count", {"host": 2})) == []
 

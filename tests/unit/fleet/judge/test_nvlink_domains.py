@@ -248,7 +248,7 @@ def test_two_hosts_with_imex_down_are_both_named() -> None:
 
 
 PAIRS = [HOSTS[:2], HOSTS[1:4:2], HOSTS[2:4], HOSTS[3:5]]
-"""Pairs of hosts: both in the first half of HOSTS, in both halves, and both in the second half."""
+"""Pairs of hosts: both in the first half of HOSTS, one in each half, or both in the second half."""
 
 
 @pytest.mark.parametrize("faulty", [*itertools.combinations(HOSTS, 1), *PAIRS])

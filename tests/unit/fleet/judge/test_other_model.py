@@ -99,7 +99,7 @@ def slow_copies(item: Observation) -> Observation:
 
 
 @pytest.mark.parametrize("model", ["h200-sxm", "h100-sxm", "h200-nvl", "b200"])
-def test_gpu_that_also_fails_for_its_own_model_has_a_cause_of_its_own(model: str) -> None:
+def test_gpu_that_is_too_slow_for_every_model_has_a_separate_cause(model: str) -> None:
     found = report(model, change=slow_copies)
     slow = [cause for cause in found.causes if cause.problem == "slow-host-copies"]
     assert {(cause.host, cause.part) for cause in slow} == {("h1", "gpu=1"), ("h2", "gpu=1")}
@@ -114,7 +114,7 @@ def test_failures_by_limits_of_the_named_model_keep_their_verdict() -> None:
     }
 
 
-def test_model_without_a_pack_is_compared_with_the_limits_of_all_models() -> None:
+def test_wrong_model_is_the_only_cause_for_gpus_whose_model_has_no_pack() -> None:
     names = tuple((host, index, "NVIDIA Z900") for host in ("h1", "h2") for index in range(4))
     found = report("b200", names=names)
     assert {cause.problem for cause in found.causes if cause.verdict == FAIL} - usual() == {"gpu-model"}

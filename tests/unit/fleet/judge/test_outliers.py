@@ -233,7 +233,7 @@ def test_hosts_of_a_rare_product_are_not_compared_with_those_of_another_product(
     assert (("odd0", "gpu=0") in verdicts) is judged
 
 
-def test_figures_of_gpus_are_compared_over_all_products_and_unknown_products_with_each_other() -> None:
+def test_product_of_a_host_does_not_matter_for_figures_of_gpus_or_if_no_host_reports_a_product() -> None:
     rates = {**normal_factors(4), "odd0": (0.7, 0.7)}
     products = {host: "odd" if host == "odd0" else "usual" for host in rates}
     of_gpu = relative_verdicts(criterion(fleet_fraction=0.9), rates, products=products)

@@ -94,7 +94,7 @@ def test_shipped_criterion_overrides_an_earlier_one_with_the_same_id() -> None:
     assert values_by_id(pack("a", rule("x", 1), rule("y", 1)), pack("b", rule("x", 2))) == {"x": 2, "y": 1}
 
 
-def test_operator_replaces_a_shipped_criterion_only_by_naming_its_id() -> None:
+def test_operator_replaces_a_shipped_criterion_only_by_naming_it_in_replaces() -> None:
     shipped = pack("a", rule("x", 1), rule("y", 1))
     assert values_by_id(shipped, pack("site", rule("x", 2), rule("z", 2), chosen=True)) == {"x": 1, "y": 1, "z": 2}
     assert values_by_id(shipped, pack("site", rule("mine", 2, "x"), chosen=True)) == {"y": 1, "mine": 2}

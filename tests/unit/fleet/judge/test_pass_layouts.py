@@ -560,7 +560,7 @@ def test_passes_are_counted_when_the_maximum_number_of_hosts_is_pending(monkeypa
 def test_all_hosts_are_counted_but_only_the_first_of_the_plan_are_listed() -> None:
     repeated = _Repeated(passes=[])
     first = range(20, 20 + 2 * MAX_FARTHEST, 2)
-    # Position 60 is not listed. Each of the two positions after it replaces the highest listed position.
+    # Position 60 is not listed. Each of the two positions that are added last replaces the highest listed position.
     for position in (*first, 60, 5, first[-2] - 1):
         repeated.add(position, f"h{position}")
     assert repeated.count == MAX_FARTHEST + 3

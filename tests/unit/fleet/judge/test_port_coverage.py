@@ -142,7 +142,7 @@ def test_reason_for_one_test_excuses_only_the_figures_of_that_test() -> None:
     assert alone(latency, *[item for item in ALONE if item.name != "verbs.bandwidth"]) != []
 
 
-def test_failed_stages_inactive_ports_and_stages_without_verbs_need_no_figures() -> None:
+def test_no_figures_are_required_if_the_launch_failed_or_no_port_is_active_or_verbs_is_not_planned() -> None:
     assert alone(failed=True) == []
     assert alone(active=()) == []
     without = builders.with_benchmarks(PLAN, benchmark={"training": {}}, gang={"verbs": CHOSEN})

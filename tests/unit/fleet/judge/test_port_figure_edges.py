@@ -1,7 +1,9 @@
 """Figures of an RDMA port must agree with the rate of the port and with each other. The link of the port must not change.
 
 The share of a test (`verbs.rate_ratio`) is its bandwidth divided by the rate of the port, or by twice the rate if the test sends
-both ways. The best share (`verbs.best_ratio`) is the greatest over all partners (the other hosts with which the port was tested).
+both ways. If PCIe is slower than the port, its rate (parameter `pcie_rate`) replaces the rate of the port.
+
+The best share (`verbs.best_ratio`) is the greatest over all partners (the other hosts with which the port was tested).
 """
 
 from __future__ import annotations
@@ -85,11 +87,11 @@ def test_bandwidth_in_each_direction_is_roughly_its_share_of_the_rate_of_the_por
     [
         (2.5e10, 1.0, 2.5e10, False),
         (2.25e10, 0.9, 2.5e10, False),
-        (4.5e10, 0.9, 2.5e10, True),  # the share is that of the whole rate of the port
+        (4.5e10, 0.9, 2.5e10, True),  # the share was computed from the rate of the port
         (2.25e10, 0.9, 2.0e10, True),
     ],
 )
-def test_share_of_what_pcie_allows_fits_the_stated_rate(
+def test_bandwidth_divided_by_the_share_must_be_the_pcie_rate_if_pcie_is_slower(
     bandwidth: float, share: float, pcie_rate: float, is_wrong: bool, readings: Any
 ) -> None:
     tests = [
@@ -101,7 +103,7 @@ def test_share_of_what_pcie_allows_fits_the_stated_rate(
     assert [scope for name, scope, _ in found if name == "verbs.bandwidth"] == [f"{PORT},partner=h2"] * is_wrong
 
 
-def test_pcie_rate_above_the_rate_of_the_port_does_not_replace_it() -> None:
+def test_pcie_rate_above_the_rate_of_the_port_is_ignored() -> None:
     found = problems(figure("bandwidth", 5.4e10), figure("rate_ratio", 0.9, pcie_rate=6e10))
     assert [name for name, *_ in found if name == "verbs.bandwidth"]
 

@@ -91,13 +91,13 @@ def test_wrong_results_and_slow_gpus_are_faults_in_spite_of_few_processors(
 
 
 @pytest.mark.parametrize("name", [name for name in SLOW if name != "host_memory.nodes"])
-def test_limit_on_a_few_of_many_processors_explains_no_slow_figure(name: str) -> None:
+def test_limit_that_leaves_most_processors_usable_explains_no_slow_figure(name: str) -> None:
     verdicts = failures({ONLINE: 192, COUNT: 184, USABLE: 184}, {name: SLOW[name]})
     assert verdicts
     assert {verdict.action for verdict in verdicts} == {"inspect_hardware"}
 
 
-def test_every_speed_may_be_low_with_less_than_two_processors_for_each_gpu() -> None:
+def test_fewer_than_two_processors_per_gpu_explain_every_low_speed() -> None:
     verdicts = failures({ONLINE: 192, COUNT: 192, USABLE: 3}, {"training.throughput": 1.0, "gemm.throughput": 1e12})
     assert {verdict.action for verdict in verdicts} == {"configure"}
 

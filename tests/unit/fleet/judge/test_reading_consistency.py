@@ -1,6 +1,6 @@
-"""Snapshots of one record must not contradict each other.
+"""Snapshots of one record must not contradict each other or the GPUs that the record lists.
 
-Three kinds of contradiction are tested: a missing reading, a changed constant, and a counted time that falls or grows too fast.
+The tests cover missing readings, changed constants, and counted times that fall or grow too fast.
 """
 
 from __future__ import annotations

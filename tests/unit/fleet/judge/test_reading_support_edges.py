@@ -185,7 +185,7 @@ def test_readings_of_equipment_that_only_some_hosts_have_are_not_compared(name: 
     assert verdicts(*views) == []
 
 
-def test_hosts_with_another_gang_gpu_model_or_number_of_gpus_are_of_another_kind() -> None:
+def test_kind_of_a_host_depends_on_its_gang_its_gpu_model_and_its_number_of_gpus() -> None:
     gang = replace(PLAN, hosts=(replace(PLAN.hosts[0], gang="a"), replace(PLAN.hosts[1], gang="b"), *PLAN.hosts[2:]))
     read = metric("host.bios.version", {"host": "1"})
     assert verdicts(host("h1", plan=gang), host("h2", read, plan=gang), name="host.bios.version") == []

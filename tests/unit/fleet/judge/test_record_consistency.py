@@ -69,7 +69,7 @@ DEADLINE = PLAN.stage("benchmark").deadline_s
          ["the launch of this stage must have this host as its only member, but had h1, h9"]),
     ],
 )  # fmt: skip
-def test_launch_must_fit_its_own_deadline_the_planned_deadline_and_its_host(
+def test_duration_deadline_and_members_of_a_launch_must_be_possible(
     fields: dict[str, Any], expected: list[str]
 ) -> None:
     ended = replace(HEALTHY, ended="2026-11-21T04:05:00Z")

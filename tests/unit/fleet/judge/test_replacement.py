@@ -210,7 +210,7 @@ def test_report_lists_replaced_criteria(tmp_path: Path) -> None:
 def test_replaced_criterion_of_any_pack_that_applies_to_a_host_is_listed(
     packs: tuple[str, ...], old: str, pack: str, tmp_path: Path
 ) -> None:
-    """`pack`: the pack in which the replaced criterion is listed; empty if it does not apply to the host."""
+    """`pack`: the pack that defines the replaced criterion; empty if the criterion does not apply to the host."""
     site = read_packs([write_pack(tmp_path / "mine.yml", item("site", replaces=old))])
     replaced = replaced_criteria(site, [SimpleNamespace(packs=(*packs, "mine"))] * 3)
     assert [(item.criterion, item.pack, item.hosts) for item in replaced] == ([(old, pack, 3)] if pack else [])
@@ -242,6 +242,7 @@ def host_view(*packs: Pack) -> HostView:
 
 
 def test_key_named_lacks_has_no_effect_in_a_pack_of_the_operator() -> None:
+    """In a shipped pack, this key lists figures that may be unsupported."""
     (expected,) = PLAN.expected
     lacks = {"memory.bandwidth": {"op": ("copy",)}}
     for chosen in (True, False):  # False: the operator did not choose the pack, so it does not apply to the host

@@ -1,4 +1,4 @@
-"""Another process on a GPU explains a failed speed of this GPU if a snapshot outside of the launches shows the process."""
+"""A slow GPU is explained by another process on it, if a snapshot before or after the launches shows this process."""
 
 from __future__ import annotations
 

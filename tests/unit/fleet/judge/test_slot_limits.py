@@ -46,7 +46,7 @@ def with_link(snapshot: Snapshot, name: str, value: int, supported: int | None) 
         ("gpu.pcie.generation", 3, 5, "reseat"),
     ],
 )
-def test_link_that_is_as_fast_as_its_slot_allows_needs_another_slot_or_setting(
+def test_action_is_configure_only_if_the_link_is_as_fast_as_its_slot_allows(
     name: str, value: int, supported: int | None, action: str
 ) -> None:
     evidence = builders.evidence(PLAN)

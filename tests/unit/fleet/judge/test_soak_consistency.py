@@ -115,7 +115,7 @@ def problems(
 
 
 def at(field: str, day: int) -> Callable[[Soak], Soak]:
-    """Return a change that gives a time of the soak another day in November 2026. It was measured on the 29th."""
+    """Return a change that gives a time of the soak another day in November 2026. The soak ran on the 29th."""
     return lambda soak: replace(soak, **{field: getattr(soak, field).replace("-29T", f"-{day}T")})
 
 
@@ -144,11 +144,11 @@ TIMES: dict[str, tuple[Callable[[], list[str]], list[str]]] = {
         [
             "the soak began at 2026-11-30T05:56:06.631691Z and ended at 2026-11-29T06:06:30.074807Z, but states that it ran for "
             "624 s",
-            "the soak began at 2026-11-30T05:56:06.631691Z, but its round 1 at 2026-11-29T05:56:07.274466Z",
+            "the soak began at 2026-11-30T05:56:06.631691Z, but its round 1 began at 2026-11-29T05:56:07.274466Z",
             "the soak ran for 624 s, but the last figure of the timeline was recorded after 620 s",
         ],
     ),
-    "beginning an hour before the first round, as if the first launch could not start": (
+    "beginning four minutes before the first round, as if the first launch could not start": (
         lambda: problems(lambda soak: replace(soak, began=soak.began.replace("T05:56", "T05:52"))),
         [],
     ),
@@ -219,7 +219,7 @@ def test_times_of_a_soak_must_fit_its_record_its_launches_and_its_timeline(kind:
 
 
 def with_first(**values: float) -> Callable[[Series], Series]:
-    """Return a change of the first entry of some columns of a series: it is multiplied by a factor."""
+    """Return a change that multiplies the first entry of some columns of a series. `values`: column -> factor."""
     return lambda series: replace(
         series, **{key: (getattr(series, key)[0] * factor, *getattr(series, key)[1:]) for key, factor in values.items()}
     )
@@ -315,8 +315,11 @@ def changed_series(name: str, change: Callable[[Series], Series]) -> list[Series
     return [change(item) for item in record.soak.timeline.series if item.name == name]
 
 
-def test_three_values_may_have_been_recorded_twice() -> None:
-    """This happens if supervisors are killed while they add a round to the record. The samples then include these values."""
+def test_series_may_have_up_to_three_values_more_than_rounds() -> None:
+    """If a supervisor is killed while it adds a round to the record, the next one adds the values of this round again.
+
+    The samples of the figure then include these values too.
+    """
 
     def more(figure: Observation) -> Observation:
         return (
@@ -327,7 +330,7 @@ def test_three_values_may_have_been_recorded_twice() -> None:
 
 
 def test_values_of_a_series_are_judged_with_all_parameters_of_its_figure() -> None:
-    """Data of 64 MiB may be in the L2 cache of the GPU, which is faster than the datasheet of its memory."""
+    """Data of 64 MiB may fit into the L2 cache of the GPU. The cache is faster than the memory rate in the datasheet."""
     fast = of_series(
         COPY,
         lambda item: replace(item, low=(2e13,) * 7, mean=(2e13,) * 7, high=(2e13,) * 7),
@@ -347,7 +350,7 @@ def test_values_of_a_series_are_judged_with_all_parameters_of_its_figure() -> No
     assert "more than 3 times the rate in the datasheet" in reason
 
 
-def test_series_may_not_have_more_values_than_the_figure_has_samples() -> None:
+def test_series_must_not_have_more_values_than_the_figure_has_samples() -> None:
     def fewer(figure: Observation) -> Observation:
         return (
             replace(figure, samples=replace(figure.samples, n=6)) if figure.name == RATE and figure.samples else figure

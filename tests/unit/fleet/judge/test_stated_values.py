@@ -63,13 +63,13 @@ def _with_readings(record: Record, readings: Readings) -> Record:
 
 
 def failed(found: FleetReport) -> list[Cause]:
-    """Return the causes of failures, without those that healthy hosts of `builders` have, too."""
+    """Return the causes of failures that healthy hosts of `builders` do not have."""
     usual = {cause.problem for cause in report(lambda host: ports(400)).causes}
     return [cause for cause in found.causes if cause.verdict == FAIL and cause.problem not in usual]
 
 
 def returned(found: FleetReport) -> list[tuple[str, str]]:
-    """Return host and scope of each part for which `rackproof rma` writes a package, and which is not usual in `builders`."""
+    """Return host and scope of each part for which `rackproof rma` writes a package because of causes that `failed` returns."""
     parts = failed_parts(failed(found), found.verdicts)
     return [(part.host, part.scope) for part in parts if part.needs_part_work]
 
@@ -135,7 +135,7 @@ def of_gang(found: FleetReport) -> list[str]:
     return [cause.problem for cause, of_cause in slow if any(name.startswith("collective.") for name in of_cause)]
 
 
-def test_slow_gang_belongs_to_the_wrong_rate_only_if_its_ports_explain_it() -> None:
+def test_slow_collectives_belong_to_the_inventory_cause_only_if_the_rate_of_the_ports_explains_them() -> None:
     def judged(factor: float, gbps: float) -> FleetReport:
         return report(lambda host: ports(400), slower_gang(factor), profile="standard", rackproof_fabric_gbps=gbps)
 
@@ -325,7 +325,12 @@ def _with_all(evidence: Mapping[str, Evidence], readings: Readings) -> dict[str,
 
 
 def report_on_memory(rates: Mapping[str, float], stated: float) -> FleetReport:
-    """Return the report on hosts with these bandwidths of memory in GB/s, of which the inventory requires `stated`."""
+    """Return the report on hosts with these memory bandwidths.
+
+    Args:
+        rates: host -> measured bandwidth in GB/s.
+        stated: bandwidth in GB/s that the inventory requires of each host.
+    """
     plan = builders.plan(*rates, gpu_count=GPUS, rackproof_gang="none", rackproof_host_memory_gbyteps=stated)
 
     def with_rate(item: Observation, gbps: float) -> Observation:

@@ -224,7 +224,7 @@ def tenth(value: Any) -> Any:
         ({"misread_bytes": lambda _: 9}, "wrong-results", "reads 9 bytes wrong that other hosts read right"),
     ],
 )  # fmt: skip
-def test_slow_client_slow_files_and_wrong_data_are_one_cause_each(
+def test_each_kind_of_fault_of_a_shared_directory_is_one_cause(
     change: dict[str, Any], problem: str, words: str
 ) -> None:
     (cause,) = shared_causes(on("h2", "directory=mnt:shared", **change))

@@ -126,10 +126,13 @@ def test_differing_gpu_fails_with_its_serial() -> None:
     ("part_number", "fails"),
     [("692-2G506-0212-005", False), ("692-2G506-0210-003", True), ("692-2G506-0210-002", True), (None, False)],
 )
-def test_version_that_belongs_to_a_part_number_is_compared_within_it(
+def test_version_is_compared_only_between_gpus_of_one_part_number(
     name: str, part_number: str | None, fails: bool
 ) -> None:
-    """GPU 1 of h2 has another version. It was replaced by a GPU with `part_number`; None: it could not be read."""
+    """GPU 1 of h2 was replaced by a GPU with another version. `part_number`: its part number; None: not read.
+
+    The last group of digits of a part number is the revision, which is ignored.
+    """
     plan = uniform_plan(*FOUR)
     evidence = {}
     for host, healthy in builders.evidence(plan).items():

@@ -99,7 +99,7 @@ def test_vulnerable_versions_are_accepted_if_no_chosen_pack_has_a_criterion_on_s
     assert not [item for item in accepted.verdicts if item.name.startswith("vulnerability.")]
 
 
-def test_a_driver_with_a_vulnerability_is_rejected_with_fix_and_advisory(site: tuple[Pack, ...]) -> None:
+def test_rejection_for_a_vulnerable_driver_names_the_fix_and_the_advisory(site: tuple[Pack, ...]) -> None:
     rejected = report(site, OLD_DRIVER)
     assert rejected.decision == REJECTED
     (failed,) = (item for item in rejected.verdicts if item.verdict != PASS)

@@ -118,7 +118,7 @@ def alternating(count: int, rails: int, switches: int) -> Cables:
 
 
 def rotate(cables: Cables, host: str, rails: Sequence[int]) -> Cables:
-    """Return the cables after each of these cables of the host was plugged in where the next one belongs."""
+    """Return the cables after a mistake on one host: each cable of `rails` is plugged in where the next one belongs."""
     following = [*rails[1:], rails[0]]
     return {**cables, **{(host, rail): cables[host, other] for rail, other in zip(rails, following, strict=True)}}
 
@@ -271,10 +271,10 @@ def test_host_with_all_cables_at_one_switch_fails_if_other_hosts_have_one_switch
 
 @pytest.mark.parametrize("rails", range(2, 9))
 @pytest.mark.parametrize("length", [2, 3, 4])
-def test_hosts_with_exchanged_cables_fail_or_the_cables_do_not_pass(rails: int, length: int) -> None:
-    """Each cable of a group is plugged in where the next one belongs, on some of the hosts: the same wrong drawing was used.
+def test_hosts_with_the_same_exchange_fail_if_they_are_at_most_a_third(rails: int, length: int) -> None:
+    """Some hosts were cabled by the same wrong drawing: each cable in `moved` is plugged in where the next one belongs.
 
-    Up to a third of the hosts fails. If more hosts differ, no majority shows which hosts are right.
+    If these are more than a third of the hosts, no majority shows which hosts are right. The ports then neither pass nor fail.
     """
     draw = random.Random(rails * length)  # noqa: S311 - no secret
     for count in range(3, 17):
@@ -317,7 +317,7 @@ def test_hosts_with_different_exchanges_fail_if_they_are_at_most_a_third(seed: i
     assert not_passing(compare_hosts(cables)) == ends
 
 
-def test_more_than_a_third_of_the_hosts_with_different_exchanges_do_not_pass() -> None:
+def test_exchanged_ports_do_not_pass_if_more_than_a_third_of_the_hosts_have_exchanges() -> None:
     """Two hosts have the cables 0 and 1 swapped, two the cables 0 and 2, and two the cables 1 and 2; three hosts are right."""
     cables = rail_optimized(9, rails=6)
     for number, pair in enumerate([(0, 1), (0, 2), (1, 2)] * 2):
@@ -338,8 +338,8 @@ def test_cables_without_a_clear_majority_of_one_order_are_one_cause_and_the_host
     ports = "NIC dev1 of h01, NIC dev1 of h02, NIC dev1 of h03, NIC dev1 of h04 and 12 more"
     assert cause.title == f"{ports} may have swapped cables: other hosts have the same switches in another order"
     assert cause.why == (
-        "of 8 hosts with the same switches at NIC dev1 and NIC dev2, in this order: 5 have leaf0-1 and leaf0-2 (h04, h05, h06, "
-        "h07 and 1 more); 3 have leaf0-2 and leaf0-1 (h01, h02, h03). No clear majority of hosts shows which order is right"
+        "8 hosts have the same switches at NIC dev1 and NIC dev2, but in different orders: 5 have leaf0-1 and leaf0-2 (h04, h05, "
+        "h06, h07 and 1 more); 3 have leaf0-2 and leaf0-1 (h01, h02, h03). No clear majority of hosts shows which order is right"
     )
     assert "manifest" in handling(cause).now
     listed = [replace(line, slot=line.slot.replace("ens", "dev").removesuffix("np0")) for line in lines_of(cables)]
@@ -348,7 +348,7 @@ def test_cables_without_a_clear_majority_of_one_order_are_one_cause_and_the_host
 
 @pytest.mark.parametrize("swapped", range(1, 8))
 def test_order_of_the_ports_of_a_bond_does_not_matter(swapped: int) -> None:
-    """The two ports of a bond go to a pair of switches. Hosts may also have the two bonds alike, at the same pair."""
+    """Each host has two bonds of two ports. Both bonds go to the same two switches."""
     cables = alternating(8, rails=4, switches=2)
     for number, host in enumerate(hosts_of(swapped)):
         first = number % 2 * 2
@@ -398,14 +398,15 @@ def test_bond_of_an_interface_is_read() -> None:
 
 @pytest.mark.parametrize("rails", [2, 4, 8])
 @pytest.mark.parametrize("seed", range(5))
-def test_fabric_without_rails_is_not_compared(rails: int, seed: int) -> None:
-    """Each NIC goes to any of the switches, so the order does not matter, and no host is incomplete."""
+def test_fabric_without_rails_has_no_inconclusive_verdict(rails: int, seed: int) -> None:
+    """In such a fabric each NIC may go to any of the switches, so the order does not matter."""
     draw = random.Random(seed)  # noqa: S311 - no secret
     cables = {}
     for host in hosts_of(12):
         order = draw.sample(range(rails), rails)
         cables |= {(host, rail): (f"leaf{switch}", host) for rail, switch in enumerate(order)}
-    for rail in range(rails):  # `h01` and `h02` differ in all slots, and so do half of the hosts from the other half
+    # `h01` and `h03` are cabled alike, and so are `h02` and `h04`. The two pairs differ in all slots.
+    for rail in range(rails):
         for number, host in enumerate(hosts_of(12)[:4]):
             cables[host, rail] = (f"leaf{(rail + number % 2 + 1) % rails}", host)
     wiring = compare_hosts(cables)

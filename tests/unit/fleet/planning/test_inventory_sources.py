@@ -1,4 +1,4 @@
-"""Test that names in inventories that are read as another number are refused, with file and line."""
+"""Test that a name in an inventory is refused if it is read as another number. The message has file and line."""
 
 from __future__ import annotations
 

@@ -497,7 +497,7 @@ def test_decision_depends_only_on_the_records_and_a_finished_gang_is_not_launche
         for start in starts:
             gang.launch(start)
     assert gang.decide().launches == ()
-    gang.unreachable = {"h4"}  # the figures of h4 were fetched before
+    gang.unreachable = {"h4"}  # the gang record of h4 is missing, but the other hosts finished the launch
     assert gang.decide().launches == ()
 
 

@@ -194,7 +194,7 @@ def test_history_has_the_earlier_runs_that_measured_any_of_the_given_hosts(earli
     assert {run.run_id for run in history(earlier, {"h1"}, rehearsal=False, excluded=earlier / "first")} == {"second"}
 
 
-def test_earlier_runs_are_in_the_order_of_their_plans_after_a_copy(tmp_path: Path) -> None:
+def test_earlier_runs_are_sorted_by_their_plans_and_not_by_file_times(tmp_path: Path) -> None:
     days = {"r1": 3, "r2": 1, "r3": 2}
     for name, day in days.items():
         run_of(tmp_path, name, began=f"2026-11-0{day}T04:00:00Z")

@@ -356,7 +356,7 @@ def test_operator_chooses_between_two_attempts(attempt: str, began: str, run: Pa
 
 
 def of_pod(plan: Plan, number: int, *, machine: int, has_gang_record: bool = True) -> list[Record]:
-    """Return the records of host h1 that its pod with this number wrote. It began at NUMBER o'clock, and its gang later."""
+    """Return the records of h1 from one pod. The host record began at `number` o'clock, and the gang record at half past."""
     boot = Metric(name="host.boot_id", unit="1", values={"host": f"boot of machine {machine}"})
     records = []
     for minute, record in zip((0, 30), builders.records(plan, "h1"), strict=True):
@@ -380,7 +380,9 @@ def begins(run: Path) -> list[str | None]:
 @pytest.mark.parametrize("steps", ["together", "older first", "newer first"])
 @pytest.mark.parametrize("machine", [1, 2], ids=["same machine", "other machine"])
 @pytest.mark.parametrize(
-    "gangs", [(True, True), (True, False), (False, True)], ids=["gangs", "first only", "last only"]
+    "gangs",
+    [(True, True), (True, False), (False, True)],
+    ids=["both have a gang record", "only the first", "only the last"],
 )
 @pytest.mark.parametrize("attempt", ["first", "last"])
 def test_all_records_of_a_host_are_of_the_chosen_attempt(
@@ -406,7 +408,7 @@ def test_all_records_of_a_host_are_of_the_chosen_attempt(
 def test_records_of_several_attempts_of_a_host_are_all_rejected(
     is_collected_before: bool, machine: int, run: Path, plan: Plan, tmp_path: Path
 ) -> None:
-    """The newer attempt has no gang record. Without a choice, its record must not appear beside the older gang record."""
+    """The newer attempt has no gang record. Without `--attempt`, its record must not appear beside the older gang record."""
     older = [line for record in of_pod(plan, 4, machine=1) for line in emitted_lines(record)]
     newer = emitted_lines(of_pod(plan, 5, machine=machine)[0])
     if is_collected_before:
@@ -420,7 +422,7 @@ def test_records_of_several_attempts_of_a_host_are_all_rejected(
     assert (run / "hosts" / "h2.json").exists()
 
 
-def test_gang_record_without_the_record_of_its_attempt_is_not_put_beside_that_of_a_later_attempt(
+def test_gang_record_is_not_put_beside_the_host_record_of_a_later_attempt(
     run: Path, plan: Plan, tmp_path: Path
 ) -> None:
     _, gang = of_pod(plan, 4, machine=1)

@@ -196,7 +196,7 @@ def observation(**fields: Any) -> RecordDamage:
 
 
 def soak(**columns: list[float]) -> RecordDamage:
-    """Return a function that adds a soak to a host's record; the plan has no soak. The soak has one series of two buckets.
+    """Return a function that adds a soak to a host's record. The soak has one series of two buckets.
 
     `columns` replace columns of the series.
     """

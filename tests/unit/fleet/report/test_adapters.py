@@ -148,7 +148,7 @@ def test_hosts_without_adapters_have_no_pages_of_adapters() -> None:
     assert "adapters" not in data_of(report)["pages"]["0"]
 
 
-def test_pages_of_adapters_are_omitted_before_pages_of_hosts_if_the_report_is_too_large(report: FleetReport) -> None:
+def test_too_large_report_omits_pages_of_adapters_first(report: FleetReport) -> None:
     size = len(embedded_data(report, MAX_BYTES).encode())
     pages = json.loads(embedded_data(report, size - 200))["pages"]
     assert len(pages) == 2

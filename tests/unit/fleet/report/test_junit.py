@@ -79,7 +79,7 @@ def test_no_test_case_fails_for_an_accepted_fleet(report: FleetReport) -> None:
     assert suites["h1"].hostname == "h1"
 
 
-def test_failed_verdict_fails_a_test_case_of_its_host_and_the_decision(report: FleetReport) -> None:
+def test_failed_verdict_fails_its_test_case_and_the_decision(report: FleetReport) -> None:
     suites = read(
         replace(report, decision="rejected", verdicts=(*report.verdicts, failure(limit=False, operator="eq")))
     )
@@ -189,7 +189,7 @@ def test_report_with_any_text_is_valid_xml(text: str) -> None:
 
 
 def faults_of_one_host() -> list[tuple[str, ...]]:
-    """Return choices of faults, all on the same host."""
+    """Return several combinations of faults. All faults are on the host r01-h02."""
     generator = random.Random(4)  # noqa: S311
     measured = sorted(
         FAULTS.keys() - {"unreachable", "no_record", "truncated_record", "stale_record", "hung", "missing_gpu"}
@@ -202,24 +202,25 @@ def faults_of_one_host() -> list[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("faults", faults_of_one_host())
-@pytest.mark.parametrize("waived", [False, True])
-def test_cases_of_a_faulty_host_have_distinct_names(tmp_path: Path, faults: tuple[str, ...], waived: bool) -> None:
+def test_cases_of_a_faulty_host_have_distinct_names_with_and_without_waivers(
+    tmp_path: Path, faults: tuple[str, ...]
+) -> None:
     fleet = Fleet(hosts=3, gpus=2, profile="smoke", nvlink_domains=True, storage=True, bmcs=True)
     plan = fleet.plan("r1", builders.WHEN)
     write_simulation(tmp_path / "r1", fleet, place_faults(faults, plan, fleet.seed), plan, jobs=1)
     run, report = judge_run(tmp_path / "r1", [])
-    if waived:
-        criteria = sorted({item.criterion for item in report.verdicts if item.verdict == "fail"})
-        waivers = tuple(
-            Waiver(criterion=name, who="alice", why="known", until="2999-12-31", host="r01-h02", scope=scope)
-            for name in criteria
-            for scope in ("gpu=0", "")
-        )
-        report = report_of(replace(run, plan=replace(run.plan, waivers=waivers)), read_packs([]))
+    assert check_names(report)["SIMULATED r01-h02"]
+    criteria = sorted({item.criterion for item in report.verdicts if item.verdict == "fail"})
+    waivers = tuple(
+        Waiver(criterion=name, who="alice", why="known", until="2999-12-31", host="r01-h02", scope=scope)
+        for name in criteria
+        for scope in ("gpu=0", "")
+    )
+    report = report_of(replace(run, plan=replace(run.plan, waivers=waivers)), read_packs([]))
     assert check_names(report)["SIMULATED r01-h02"]
 
 
-def test_settings_that_differ_on_one_host_are_cases_with_the_name_of_the_reading(tmp_path: Path) -> None:
+def test_each_setting_that_differs_on_a_host_is_a_separate_test_case(tmp_path: Path) -> None:
     def other_kernel(record: Document) -> None:
         for snapshot in record["snapshots"] if record["host"] == "r01-h02" else ():
             for metric in snapshot["metrics"]:

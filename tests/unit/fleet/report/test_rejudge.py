@@ -24,7 +24,7 @@ criteria:
 
 
 def pack(path: Path, criterion: str, value: str) -> Path:
-    """Write a pack with one criterion. It replaces the shipped criterion with this id, unless the id is `site`."""
+    """Write a pack with one criterion. Unless its id is `site`, the criterion replaces the shipped one with the same id."""
     replaces = f" replaces: {criterion}," if criterion != "site" else ""
     path.write_text(PACK.format(id=criterion, value=value, replaces=replaces))
     return path

@@ -1169,7 +1169,7 @@ def test_pair_matrix_shows_every_pair() -> None:
     first = pairs.host_pairs(hosts[0])
     assert (first["partners"], first["rails"]) == (names[1:], ["0", "1"])
     assert (first["bands"], first["rates"][1]) == (["44", "41", "44"], [48.0, 24.0])
-    # A pair counts as failed if either of its hosts recorded an error: here the first host of a pair, then the second.
+    # A pair counts as failed if either of its hosts recorded an error.
     for at, partner in ((0, 1), (3, 0)):
         lost = pair_rate(names[at], names[partner], 0, None)
         host = replace(hosts[at], measurements=(lost, *hosts[at].measurements[1:]))
@@ -1353,7 +1353,7 @@ def test_log_keeps_its_line_breaks_in_the_page_data() -> None:
     assert "NCCL WARN\n  peer is gone" in data["texts"]
 
 
-def test_certificate_names_the_purchase_order_and_the_part_to_return() -> None:
+def test_page_names_the_purchase_order_and_the_part_to_return() -> None:
     report = replace(rejected(), site="Oslo, hall 2", purchase_order="PO-4711", operator="Kari")
     page = Page(render_html(report)).text
     for expected in (
@@ -1420,7 +1420,7 @@ def test_margin_far_beyond_a_limit_is_written_as_a_multiple_of_the_limit() -> No
         (30.0, "le", 3.0, "10 times the limit"), (1.5, "ge", 3.0, "−50.0 %"), (-2.0, "ge", -4.0, "+50.0 %"),
     ],
 )  # fmt: skip
-def test_value_on_the_other_side_of_zero_than_its_limit_has_no_margin(
+def test_margin_is_a_dash_if_value_and_limit_have_opposite_signs(
     value: float, operator: str, limit: float, text: str
 ) -> None:
     """For example, `gpu.temperature_margin` must be at least 3 °C, but is -6 °C."""

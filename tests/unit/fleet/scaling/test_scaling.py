@@ -64,7 +64,7 @@ def study(tmp_path: Path, *hosts: str, profile: dict[str, Any] = PROFILE, gpu_co
 
 
 def planned(path: Path, *hosts: str, gpu_count: int = 2, **variables: Any) -> Plan:
-    """Return the plan of the profile in this file, for an inventory with these hosts and variables."""
+    """Return the plan for the profile file `path`, and an inventory with these hosts and variables."""
     inventory = builders.inventory(*(hosts or ("h1", "h2")), rackproof_gpu_count=gpu_count, **variables)
     return make_plan(read_profile(str(path)), inventory, run_id="s1", nonce=builders.NONCE, created=builders.WHEN)
 

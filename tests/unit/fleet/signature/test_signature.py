@@ -236,7 +236,7 @@ def test_key_must_be_valid_at_the_time_in_the_signed_statement(
 def test_time_that_the_signature_does_not_cover_is_not_used(
     run: Path, keys: Path, capsys: pytest.CaptureFixture[str], damage: str
 ) -> None:
-    """The key has expired. The signature covers no statement with a time before that."""
+    """The key expired in 2024. The signature covers no statement with an earlier time."""
     sums = (run / "SHA256SUMS").read_text()
     if damage == "another time":
         statement = {**json.loads((run / "signed.json").read_text()), "signed_at": IN_2024}

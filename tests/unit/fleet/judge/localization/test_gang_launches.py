@@ -136,7 +136,7 @@ def all_fields(suspects: Sequence[Suspect]) -> list[tuple[Any, ...]]:
 
 
 # On each rail, a host is judged by its best pair. With eight partners or more, it is judged by its second best pair.
-# In the names of the cases, the pair by which a host is judged "counts". If this pair is slow, the evidence is "at most x %".
+# In the names of the cases, the word "counts" marks this pair. If this pair is slow, the evidence is "at most x %".
 # If this pair is fast, the host may still be slow with some of its healthy partners. A host that is slow with three or more of
 # them, and with at least half of them, is a suspect with the evidence "about x %".
 CASES: dict[str, tuple[list[Pair], dict[str, Any]]] = {
@@ -207,11 +207,11 @@ CASES: dict[str, tuple[list[Pair], dict[str, Any]]] = {
     "a NIC is slow with fewer than half of its partners": (matrix(9, 1, slow_links("b", "cde")), {}),
     "a NIC is slow with half of its healthy partners, and another host is slow":
         (matrix(8, 1, {**slow_links("b", "cde"), "h": 0.5}), {}),
-    # If hosts are slow with equally many partners, the last one is the suspect: here e. This explains the slow pair b - e.
-    # Only b - f and b - g are left. Two slow links do not make b a suspect, so the links are the suspects.
+    # Of two hosts that are slow with equally many partners, the one whose name sorts last is the suspect: here e. This explains
+    # the slow pair b - e. Only b - f and b - g are left. Two slow links do not make b a suspect, so the links are the suspects.
     "two hosts are slow with three partners each, including each other":
         (matrix(7, 1, {**slow_links("b", "efg"), **slow_links("e", "cd")}), {}),
-    # The evidence states how many hosts are slow on the rail: those with a pair below 68.5 % on it.
+    # The evidence states on how many hosts the rail is slow. Here a host counts if one of its pairs on the rail is below 68.5 %.
     "a rail is slow, but the pairs of one host reach 68.8 % on it": (matrix(10, 2, slow_rail_1(0.688)), {}),
     "a rail is slow, and the pairs of the fastest host reach 65 % on it": (matrix(10, 2, slow_rail_1(0.65)), {}),
     "a host is slow on one rail, and with most partners on another":
@@ -1183,7 +1183,7 @@ def test_measurements_are_attributed_to_their_launch() -> None:
     host_record = record("h1", first, second, observations=DONE)
     assert measurements_of(host_record, first) == kept
     assert measurements_of(host_record, second) == tuple(DONE)
-    # The last launch started no rank. Then the observations of the record count for it, and also for the launch before it.
+    # The last launch started no rank. The observations of the record are attributed to this launch and to the one before it.
     none = launch(2, ranks=(), outcome="failed")
     host_record = record("h1", first, second, none, observations=DONE)
     assert (measurements_of(host_record, second), measurements_of(host_record, none)) == (tuple(DONE), tuple(DONE))
@@ -1296,7 +1296,7 @@ def test_host_that_is_slow_with_every_partner_is_the_only_one_that_fails() -> No
     assert {item.verdict for item in others} == {PASS}
 
 
-def test_slow_link_is_inconclusive_and_failed_link_fails_on_both_ends() -> None:
+def test_hosts_of_a_slow_link_are_inconclusive_and_those_of_a_failed_link_fail() -> None:
     def link(host: str, lost: bool) -> list[Observation]:
         pair = {"h2": "h3", "h3": "h2"}.get(host, "")
         return [
@@ -1353,10 +1353,13 @@ def test_host_that_stopped_a_launch_is_named(named: Culprit, expected: Any) -> N
     ],
     ids=["same GPU", "other serial", "other UUID", "unknown serial and UUID", "lost rank, other serial"],
 )
-def test_unable_rank_is_attributed_to_the_host_if_its_gpu_index_means_another_gpu_in_the_host_record(
+def test_unable_rank_is_attributed_to_its_host_if_the_two_records_list_different_gpus(
     kind: str, change: dict[str, str], scope: str
 ) -> None:
-    """`change`: identity of GPU 0 in the gang record of h2. A lost rank stays attributed to its GPU."""
+    """`change`: fields of GPU 0 in which the gang record of h2 differs from its host record.
+
+    A lost rank stays attributed to its GPU, whatever the difference.
+    """
     failed = launch(outcome="failed", culprit=culprit(kind, "h2", scope="gpu=0"))
     # If a rank cannot take part, only its host reports this, and the other hosts finish. All hosts report a lost rank.
     records = {name: record(name, failed if name == "h2" or kind == "rank_lost" else launch()) for name in NAMES}
@@ -1689,7 +1692,7 @@ def twice_as_fast(two: str, pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def test_only_pair_within_a_rack_or_with_faster_ports_must_not_be_slower_than_the_other_pairs() -> None:
-    """Only a and b are in one rack, or only they have faster ports.
+    """One rack has only the hosts a and b, or only these two hosts have faster ports.
 
     If their pair is slower than the other pairs, the link a - b is the suspect. Then both hosts are inconclusive.
     """
@@ -1741,9 +1744,9 @@ def test_pairs_without_comparable_pairs_get_no_verdict() -> None:
 
 
 def test_speed_of_a_pair_combines_both_ends() -> None:
-    """On GPU hosts, the speed is the mean of the values from both ends. In a rehearsal, the value of the slower end is used.
+    """On GPU hosts, the speed is the mean of the values from both ends. In a rehearsal, it is the slower of the two values.
 
-    In a rehearsal, the faster end may have measured how fast it filled a socket buffer.
+    The faster value may only show how fast a host filled its socket buffer.
     """
 
     def figures_of_a(plan: Plan, device: str) -> list[Any]:
@@ -1758,7 +1761,7 @@ def test_speed_of_a_pair_combines_both_ends() -> None:
     assert figures_of_a(as_rehearsal(plan_of_racks("abc", 1)), "cpu") == [96, 1.5]
 
 
-def test_only_the_best_rail_of_each_pair_of_hosts_counts_in_a_rehearsal() -> None:
+def test_rehearsal_uses_only_the_best_rail_of_each_pair_of_hosts() -> None:
     pairs = [replace(pair, bandwidth=90.0 if pair.rail else 1.0) for pair in matrix(4, 2)]
     verdicts = pair_verdicts(as_rehearsal(plan_of_racks()), pairs)
     assert [(item.host, item.value) for item in verdicts if item.unit == "B/s"] == [(name, 90) for name in "abcd"]

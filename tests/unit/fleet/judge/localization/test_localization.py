@@ -598,7 +598,7 @@ def test_gpu_with_a_failed_verdict_is_suspected_instead_of_its_nic() -> None:
     assert "suspect NIC h2 rail 1" in verdict.reason
 
 
-def test_delayed_host_fails_and_slow_link_is_inconclusive_on_both_ends() -> None:
+def test_delayed_host_fails_and_slow_link_is_inconclusive_on_both_hosts() -> None:
     fleet = Fleet(6, 2, delays={"h1": 1e-4}, links={frozenset(("h3", "h4")): 0.4})
     verdicts = judge_gangs(views(plan_of(fleet), fleet), [])
     assert named_parts(verdicts, "fail") == {("h1", "host")}
@@ -606,7 +606,7 @@ def test_delayed_host_fails_and_slow_link_is_inconclusive_on_both_ends() -> None
     assert {item.host for item in verdicts if item.verdict == "pass"} == {"h0", "h2", "h5"}
 
 
-def test_failed_pair_fails_both_ends_if_both_work_with_other_hosts() -> None:
+def test_failed_pair_fails_both_hosts_if_both_work_with_other_hosts() -> None:
     fleet = Fleet(4, 2)
     lost = views(plan_of(fleet), fleet, fails=lambda pair: {pair.a, pair.b} == {"h0", "h1"})
     assert named_parts(judge_gangs(lost, []), "fail") == {("h0", "gang=r1"), ("h1", "gang=r1")}
@@ -615,7 +615,7 @@ def test_failed_pair_fails_both_ends_if_both_work_with_other_hosts() -> None:
 @pytest.mark.parametrize(
     ("reporting_failure", "expected"), [(("h0",), set()), (("h0", "h1"), {("h0", "gang=r1"), ("h1", "gang=r1")})]
 )
-def test_link_of_a_pair_fails_only_if_neither_end_measured_the_pair(
+def test_link_of_a_pair_fails_only_if_neither_host_measured_the_pair(
     reporting_failure: tuple[str, ...], expected: set[tuple[str, str]]
 ) -> None:
     fleet = Fleet(4, 2)
@@ -660,7 +660,7 @@ def test_slow_collective_with_normal_pairs_fails_the_fabric_on_every_host() -> N
     assert all("suspect fabric" in item.reason for item in verdicts)
 
 
-def test_measurement_by_one_end_is_enough_and_hosts_without_pairs_get_no_verdict() -> None:
+def test_measurement_by_one_host_of_a_pair_is_enough_and_hosts_without_pairs_get_no_verdict() -> None:
     fleet = Fleet(4, 2, hosts={"h2": 0.5})
     plan = plan_of(fleet)
     assert named_parts(judge_gangs(views(plan, fleet, both_ends=False), []), "fail") == {("h2", "host")}
@@ -676,7 +676,7 @@ def test_rehearsal_reports_only_gross_faults_of_whole_hosts() -> None:
         assert named_parts(result, "fail") == expected
 
 
-def test_slower_end_of_a_pair_counts_in_rehearsal() -> None:
+def test_rehearsal_uses_the_slower_of_the_two_values_of_a_pair() -> None:
     """A slow host may report a bandwidth that is too high, because it counts data in its socket buffer as sent."""
     fleet = Fleet(4, 1, hosts={"h2": 0.1})
     host_views = views(plan_of(fleet, "rehearsal"), fleet)

@@ -51,7 +51,7 @@ def attributed(failure: Verdict, *suspects: Verdict, plan: Any = PLAN) -> tuple[
     ids=["device", "host", "rail", "inconclusive suspect"],
 )
 def test_slow_pair_is_attributed_to_its_gpu_or_host_or_rail_if_that_is_a_suspect(candidate: Verdict, part: str) -> None:
-    """The slow pair is that of GPU 1, which is on rail 1. A suspected rail is recognized by `part`, whatever its scope."""
+    """The slow pair is that of GPU 1, which is on rail 1. A verdict on a suspected rail is recognized by its `part`."""
     assert attributed(verdict(), candidate) == (part, "nic-7")
 
 

@@ -180,10 +180,11 @@ def test_nccl_verdict_is_attributed_to_the_only_slow_part_that_the_ports_show(
     ("near", "part"), [({"hca=mlx5_1"}, "switch=s1"), ({"hca=mlx5_5"}, "hca=mlx5_5"), ({"hca=mlx5_2"}, "nic=rail1"),
                        ({"hca=mlx5_1", "hca=mlx5_5"}, "nic=rail1"), (set(), "nic=rail1")],
 )  # fmt: skip
-def test_nccl_verdict_on_a_host_with_several_slow_parts_is_attributed_to_that_of_its_own_port(
-    near: set[str], part: str
-) -> None:
-    """`near`: the adapters that the GPU of the verdict is likely to use."""
+def test_of_two_slow_parts_the_one_of_the_adapter_near_the_gpu_is_chosen(near: set[str], part: str) -> None:
+    """The ports show two slow parts. The NCCL verdict is attributed to one of them, or it keeps its part `nic=rail1`.
+
+    `near`: the adapters that the GPU of the verdict is likely to use.
+    """
     slow = Verdict(
         host="h2", scope="gpu=1", part="nic=rail1", name="pairs.bandwidth", verdict="fail", criterion="c", reason="slow"
     )
@@ -266,7 +267,7 @@ def test_port_whose_pairs_all_fail_is_named(skips: int) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_hosts_pass_if_only_one_end_of_one_pair_reports_errors(size: int) -> None:
+def test_hosts_pass_if_only_one_host_of_one_pair_reports_errors(size: int) -> None:
     fleet = Fleet(size, 2)
 
     def sent(host: str, other: str, _: int) -> float:

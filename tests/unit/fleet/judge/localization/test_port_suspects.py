@@ -100,7 +100,10 @@ def judged(
 
 
 def with_shares(figures: Sequence[Observation], pcie_rate: float | None) -> tuple[Observation, ...]:
-    """Return the figures and, if `pcie_rate` is given, the share of it that each bandwidth of a port is."""
+    """Return the figures. If `pcie_rate` is given, add a `verbs.rate_ratio` with this parameter for each bandwidth of a port.
+
+    The judge uses only the parameter of these added figures, so their values are not computed.
+    """
     shares = [
         replace(item, name="verbs.rate_ratio", unit="1", params={**item.params, "pcie_rate": pcie_rate})
         for item in figures
