@@ -474,7 +474,41 @@ def test_state_directory_is_read_only_if_its_mount_is(lines: str, read_only: boo
     assert is_read_only(mount_of(parse_mounts(lines), "/var")) is read_only
 
 
-@pytest.mark.parametrize("text", ["nonsense\n", "1 0 8:1 / / rw ext4 /dev/sda1 rw\n"])
+LOCAL_MOUNTS = "1 0 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n{}3 1 8:2 / /scratch rw - xfs /dev/sda2 rw\n"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "74 25 0:59 / /mnt/tmpfs rw,relatime shared:38 - tmpfs  rw",
+        "74 25 0:59 / /mnt/cifs rw - cifs \\\\server\\share rw,username=",
+        "74 25 0:59 / /mnt/nfs rw - nfs4 server:/with rw",
+        "74 25 0:59 / /mnt/\\040two\\011words rw - fuse.sshfs user@server:/a\\040b rw",
+        "74 25 0:59 / /mnt/other\u2028line rw - tmpfs tmpfs rw",
+        "74 25 0:59 / /mnt/too-few rw - fuse.custom x",
+        "74 25 0:59 / rw - autofs systemd-1 rw",
+    ],
+)
+def test_mount_of_another_file_system_does_not_hide_the_local_ones(line: str) -> None:
+    mounts = local_mounts(parse_mounts(LOCAL_MOUNTS.format(f"{line}\n")))
+    assert [(mount.target, mount.source) for mount in mounts] == [("/", "/dev/sda1"), ("/scratch", "/dev/sda2")]
+
+
+def test_empty_source_of_a_mount_is_a_field() -> None:
+    (mount,) = parse_mounts("74 25 0:59 / /mnt/tmpfs rw,relatime shared:38 - tmpfs  ro,size=4k\n")
+    assert (mount.target, mount.kind, mount.source, mount.read_only) == ("/mnt/tmpfs", "tmpfs", "", True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nonsense\n",
+        "1 0 8:1 / / rw ext4 /dev/sda1 rw\n",
+        "1 0 8:1 / / rw - xfs /dev/sda1\n",
+        "1 0 0:50 / / rw - overlay overlay\n",
+        "1 0 8:1 / rw - ext4 /dev/sda1 rw\n",
+    ],
+)
 def test_invalid_mountinfo_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a line of mountinfo"):
         parse_mounts(text)
