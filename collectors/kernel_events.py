@@ -35,6 +35,19 @@ _WITHOUT_DATA = "(?:DISCARD|SECURE_ERASE|WRITE_SAME|WRITE_ZEROES)"
 is lost."""
 _JOURNAL = rf"(?P<disk>dm-\d+|(?!{_VIRTUAL_DRIVES})[\w-]+?)(?:-\d+)?\."
 """The device of a journal. If the journal is in the file system itself, jbd2 adds the journal's inode number, as in `sda1-8`."""
+_BTRFS_DAMAGE = (
+    r"(?:bdev \S+ errs: |(?!unrecognized mount option).*(?:[Cc]orrupt|(?:checksum|csum) (?:verify failed|failed|error|mismatch)"
+    r"|transid verify failed|level verify failed|(?:level|first key) mismatch|bad (?:tree block|fsid|extent|key)"
+    r"|unable to (?:fixup|find (?:ref|logical))|fixed up error|error writing|(?:I/O|i/o|IO) (?:error|failure)"
+    r"|[Ff]ailed to (?:read|load|recover|verify) (?!the system array|.*: -(?:2|22)$)|: -(?:5|117)$))"
+)
+"""Texts of btrfs about damage, or about data that it could not read or write. btrfs reports mistakes of users, such as a mount
+option that does not exist, at the same level. -5 is EIO, -117 EUCLEAN. With -2 or -22, or if the system array cannot be read, a
+device of the file system is missing, for example because it was mounted before the kernel knew all of its devices."""
+_XFS_DAMAGE = (
+    r"(?!User initiated|unknown mount option)"
+    r".*(?:[Cc]orruption|Internal error|xfs_do_force_shutdown|I/O [Ee]rror|Shutting down)"
+)
 _NVME = r"nvme (?P<disk>nvme\d+): "
 _FATAL_RECEIVED = (
     rf"[\w-]+ \S+: AER: (?:Multiple )?Uncorrect(?:ed|able) \(Fatal\) error (?:message )?received(?: from|:) {_PCI}"
@@ -104,8 +117,9 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("file_system", rf"EXT[234]-fs (?:error|critical) \(device {_BLOCK}\)"),
     ("file_system", rf"EXT[234]-fs \({_BLOCK}\): Remounting filesystem read-only"),
     ("file_system", rf"Aborting journal on device {_JOURNAL}"),
-    ("file_system", rf"XFS \({_BLOCK}\): .*(?:[Cc]orruption|Internal error|xfs_do_force_shutdown|I/O [Ee]rror|Shutting down)"),
-    ("file_system", rf"BTRFS(?: error| critical|: error) \(device {_BLOCK}"),
+    ("file_system", rf"XFS \({_BLOCK}\): {_XFS_DAMAGE}"),
+    ("file_system", rf"BTRFS(?: critical|: error) \(device {_BLOCK}"),
+    ("file_system", rf"BTRFS error \(device {_BLOCK}[^)]*\): {_BTRFS_DAMAGE}"),
     ("cpu_temperature", r"(?:mce: )?CPU(?P<processor>\d+): (?:Core |Package )?[Tt]emperature(?:/speed)? above threshold"),
     ("cpu_temperature", r"(?:thermal thermal_zone\d+|ACPI: thermal): .*[Cc]ritical temperature reached"),
 )  # fmt: skip

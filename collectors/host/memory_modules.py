@@ -15,6 +15,11 @@ TABLE = "sys/firmware/dmi/tables/DMI"
 MAX_TABLE_BYTES, MAX_SLOTS = 1 << 20, 512
 _VIRTUAL = Absent.unsupported("the hypervisor invents the memory modules of a virtual machine")
 _EMPTY = Absent.unsupported("the slot is empty")
+_MOST_USABLE = 1.01
+"""Highest possible share, with a margin for rounded sizes, if the kernel manages only the memory of volatile modules."""
+_OTHER_MEMORY = Absent.unsupported(
+    "the kernel manages more memory than the volatile modules have: that of non-volatile modules or of CXL devices, too"
+)
 _KINDS = {
     "host.dimm.populated": ("1", "The slot has a memory module"),
     "host.dimm.size": ("B", "Size of the memory module"),
@@ -119,4 +124,7 @@ def _usable_share(files: Files, modules: list[MemorySlot]) -> float | Absent:
     managed = memory_total(files)
     if isinstance(managed, Absent):
         return managed
-    return round(managed / sum(sizes), 4) if sizes and len(sizes) == len(modules) else _known(None)
+    if not sizes or len(sizes) < len(modules):
+        return _known(None)
+    share = round(managed / sum(sizes), 4)
+    return share if share <= _MOST_USABLE else _OTHER_MEMORY

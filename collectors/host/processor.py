@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import statistics
 from collections.abc import Callable, Iterable, Iterator
@@ -91,9 +92,27 @@ def _cpu_list(text: str) -> set[int]:
 
 
 def _policies(files: Files, file: str, parse: Callable[[str], T]) -> list[T] | Absent:
-    """Return the value in `file` of every cpufreq policy. If any value is absent, return the first `Absent` instead."""
+    """Return the value in `file` of every cpufreq policy with an online processor.
+
+    If any of these values is absent, return the first `Absent` instead.
+    """
     policies = files.matching(f"{_CPUS}/cpufreq", r"policy\d+", "no cpufreq driver: the firmware sets the clocks")
     if isinstance(policies, Absent):
         return policies
-    values = [files.read(f"{_CPUS}/cpufreq/{policy}/{file}", parse) for policy in policies]
+    values = [
+        files.read(f"{_CPUS}/cpufreq/{policy}/{file}", parse) for policy in policies if not _is_inactive(files, policy)
+    ]
+    if not values:
+        return Absent.error(f"/{_CPUS}/cpufreq: no policy has an online processor")
     return first_absent(*values) or [value for value in values if not isinstance(value, Absent)]
+
+
+def _is_inactive(files: Files, policy: str) -> bool:
+    """Return whether all processors of a cpufreq policy are offline.
+
+    The kernel keeps the directory of such a policy. It refuses to read the files (EBUSY), or older kernels show no processors.
+    """
+    try:
+        return not files.text(f"{_CPUS}/cpufreq/{policy}/affected_cpus")
+    except OSError as error:
+        return error.errno == errno.EBUSY

@@ -38,15 +38,23 @@ _VOLUMES = (
     "Mellanox BlueField NVMe SNAP",
     "BlueField NVMe SNAP",
     "NVIDIA NVMe SNAP",
+    "QEMU ",
+    "VMware Virtual ",
+    "VBOX ",
+    "ORCL-VBOX-NVME",
 )
-"""Prefixes of model names of network volumes that are attached as NVMe disks: Amazon EBS, Alibaba Cloud disks, Azure managed
-disks, Google Persistent Disk, and volumes that a BlueField DPU emulates (NVIDIA SNAP)."""
+"""Prefixes of model names of volumes that are attached like disks: Amazon EBS, Alibaba Cloud disks, Azure managed disks, Google
+Persistent Disk, volumes that a BlueField DPU emulates (NVIDIA SNAP), and NVMe and SATA disks that QEMU, VMware or VirtualBox
+emulates. A disk that is passed through to a virtual machine keeps the model name of its manufacturer."""
+_HYPERVISORS = ("QEMU", "VMware", "VBOX", "NUTANIX", "Msft")
+"""Vendors of SCSI disks that a hypervisor emulates. VMware's model name is only `Virtual disk`, that of Nutanix `VDISK`."""
 
 
 def internal_disks(files: Files) -> list[str] | Absent:
     """Return the names of the internal disks, or why there are none.
 
-    Loop devices, RAM disks, arrays, and removable, network and hypervisor disks are left out.
+    Loop devices, RAM disks, arrays, and removable, network and hypervisor disks are left out. In a virtual machine, only disks
+    that are passed through remain.
     """
     names = files.matching(_BLOCK, _DISK_NAME, _NO_DISK)
     if isinstance(names, Absent):
@@ -69,12 +77,17 @@ def _is_detachable(files: Files, disk: str) -> bool:
     device = f"{_BLOCK}/{disk}/device"
     controllers = (device, *sorted(files.glob(f"{device}/nvme*")))
     transports = {files.read(f"{controller}/transport", str) for controller in controllers}
-    model = files.read(f"{device}/model", str)
     return (
         not transports.isdisjoint(("tcp", "rdma", "fc", "loop"))
-        or (isinstance(model, str) and model.startswith(_VOLUMES))
+        or _is_volume(files, device)
+        or files.read(f"{device}/vendor", str) in _HYPERVISORS
         or any(_DETACHABLE.search(f"{files.path(path).resolve()}/") for path in (f"{_BLOCK}/{disk}", device))
     )
+
+
+def _is_volume(files: Files, device: str) -> bool:
+    model = files.read(f"{device}/model", str)
+    return isinstance(model, str) and model.startswith(_VOLUMES)
 
 
 def states(files: Files, disks: list[str] | Absent) -> Iterable[Family]:
@@ -121,15 +134,14 @@ def _is_built_in(files: Files, controller: str) -> bool:
     """Return whether an NVMe controller is on the PCI bus and must have disks.
 
     False for controllers that are only for administration or discovery, for controllers that are being added or removed, and
-    for network volumes of clouds.
+    for volumes of clouds and hypervisors.
     """
     kind, state = files.read(f"{controller}/cntrltype", str), files.read(f"{controller}/state", str)
-    model = files.read(f"{controller}/model", str)
     return (
         files.read(f"{controller}/transport", str) == "pcie"
         and kind not in ("admin", "discovery")
         and state not in LEAVING
-        and not (isinstance(model, str) and model.startswith(_VOLUMES))
+        and not _is_volume(files, controller)
     )
 
 

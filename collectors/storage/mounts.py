@@ -9,6 +9,9 @@ from dataclasses import dataclass
 LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "bcachefs", "zfs"})
 """Types of file systems on local disks. Other types are not read, because a network file system may block its readers."""
 
+OVERLAY = "overlay"
+"""Type of the root file system of a container."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mount:
@@ -31,8 +34,21 @@ class Mount:
 
 
 def parse_mounts(text: str) -> list[Mount]:
-    """Return every mount, in mount order. Raises ValueError if a line has too few fields."""
-    return [_mount(line) for line in text.splitlines()]
+    """Return the mounts, in mount order. Lines with too few fields are left out if they are of a network or virtual file system.
+
+    Raises ValueError if another line has too few fields.
+    """
+    mounts = []
+    for line in filter(
+        None, text.split("\n")
+    ):  # a path may contain other characters that `splitlines` takes for ends of lines
+        try:
+            mounts.append(_mount(line))
+        except ValueError:
+            kind = line.partition(" - ")[2].partition(" ")[0]
+            if not kind or kind in (*LOCAL, OVERLAY):
+                raise
+    return mounts
 
 
 def local_mounts(mounts: Iterable[Mount]) -> list[Mount]:
@@ -42,7 +58,7 @@ def local_mounts(mounts: Iterable[Mount]) -> list[Mount]:
     """
     best: dict[str, Mount] = {}
     for mount in mounts:
-        if mount.kind not in LOCAL and not (mount.target == "/" and mount.kind == "overlay"):
+        if mount.kind not in LOCAL and not (mount.target == "/" and mount.kind == OVERLAY):
             continue
         other = best.get(mount.source)
         if other is None or _rank(mount) < _rank(other):
@@ -68,7 +84,8 @@ def mount_of(mounts: Iterable[Mount], directory: str) -> Mount:
 
 def _mount(line: str) -> Mount:
     before, _, after = line.partition(" - ")
-    fields, rest = before.split(), after.split()
+    # The kernel separates fields by one space each. A field, such as the source of a tmpfs, may be empty.
+    fields, rest = before.split(" "), after.split(" ")
     if len(fields) < 6 or len(rest) < 3:
         raise ValueError(f"not a line of mountinfo: {line!r}")
     return Mount(

@@ -57,12 +57,13 @@ def osv_advisories(directory: Path, since: str) -> Iterator[tuple[str, Advisory]
 
 
 def document_advisories(document: Mapping[str, Any], path: Path) -> Iterator[tuple[str, Advisory]]:
-    """Yield each product that a document affects, with the advisory; nothing if the document is withdrawn or names no fix."""
+    """Yield each product for which a document names a fix, with the advisory; nothing if the document is withdrawn."""
     ranges: dict[str, list[AffectedRange]] = {}
     for affected in () if "withdrawn" in document else document.get("affected", ()):
-        if module := MODULES.get(affected["package"]["name"]):
-            ranges.setdefault(module[0], []).extend(_ranges(affected, module[1]))
-    if not any(ranges.values()):
+        product, lowest = MODULES.get(affected["package"]["name"], ("", ""))
+        if product and (fixed := list(_ranges(affected, lowest))):
+            ranges.setdefault(product, []).extend(fixed)
+    if not ranges:
         return
     names = [document["id"], *document.get("aliases", ())]
     cves = tuple(name for name in names if name.startswith("CVE-"))

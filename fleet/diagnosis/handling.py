@@ -302,6 +302,17 @@ HANDLING = {
     ),
     ("software.fabric_manager.matches", "reboot", ""): _FABRIC_MANAGER,
     ("fabric.manager.missing", "reboot", ""): _FABRIC_MANAGER,
+    ("smt", "configure", ""): Handling(
+        "Set SMT (hyper-threading) as on the other hosts: in the BIOS, or on the kernel command line (nosmt). Then reboot the "
+        "host and measure it again.",
+        _RESET_AT_BOOT,
+    ),
+    ("numa-nodes", "configure", ""): Handling(
+        "Set the number of NUMA nodes as on the other hosts: in the BIOS (NPS of AMD, SNC of Intel, node interleaving), on "
+        "the kernel command line (numa=off), or for a virtual machine in its hypervisor. Then reboot the host and measure it "
+        "again.",
+        _RESET_AT_BOOT,
+    ),
     ("swapped-cables", "recable", ""): Handling(
         "Swap the two cables, at the host or at the switch. No part is faulty; the host may stay on.",
         "check the labels of the cables, and the rows of the manifest if it lists these links.",

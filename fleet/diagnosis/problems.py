@@ -16,6 +16,7 @@ from fnmatch import fnmatchcase
 from fleet.diagnosis import words
 from fleet.judge.advisories import PRODUCTS
 from fleet.judge.fabric_ports import RATE
+from fleet.judge.firmware_settings import NUMA, SMT
 from fleet.judge.localization.gang_pairs import LINK_PARAM
 from fleet.judge.vulnerabilities import SCORES
 from schemas.records import ERROR, SKIPPED
@@ -511,6 +512,22 @@ PROBLEMS = (
         Problem(id=f"{SCORES}{key}", title=words.describe, shown_by=(f"{SCORES}{key}",), explains=(product.reading,))
         for key, product in PRODUCTS.items()
         if product.reading
+    ),
+    # Settings of the firmware. These problems are before `differs`, of which a host has one for each reading.
+    Problem(
+        id="smt",
+        title=words.differs,
+        shown_by=(SMT.reading,),
+        kinds=(VerdictKind.PEERS,),
+        explains=SMT.effects,
+    ),
+    Problem(
+        id="numa-nodes",
+        title=words.differs,
+        shown_by=(NUMA.reading,),
+        kinds=(VerdictKind.PEERS,),
+        explains=(*NUMA.effects, "*.numa_node"),
+        explains_parts=("numa", "pci", "hca"),
     ),
     Problem(id="differs", title=words.differs, shown_by=_ALL, kinds=(VerdictKind.PEERS,)),
     Problem(

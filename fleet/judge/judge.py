@@ -29,6 +29,7 @@ from fleet.judge.evaluate import evaluate
 from fleet.judge.evidence import Evidence, Planned
 from fleet.judge.fabric_ports import with_port_totals
 from fleet.judge.finding import FLOORS
+from fleet.judge.firmware_settings import with_firmware_settings
 from fleet.judge.fleet_stats import FleetStats
 from fleet.judge.gather import gather
 from fleet.judge.host_view import HostView
@@ -247,8 +248,9 @@ def _with_log_lifetime(verdict: Verdict) -> Verdict:
 def _annotate(view: HostView, verdicts: Sequence[Verdict], stats: FleetStats) -> list[Verdict]:
     """Return the verdicts on one host; each failure with its explanation and the part that it is attributed to."""
     normal_paths = stats.paths.paths
+    attributed = with_firmware_settings(view, with_culprits(view, verdicts), stats.groups)
     annotated = []
-    for verdict in with_stated_values(view, with_other_model(view, with_culprits(view, verdicts)), stats.stated):
+    for verdict in with_stated_values(view, with_other_model(view, attributed), stats.stated):
         verdict = with_nccl_settings(view, with_slow_path(view, verdict, verdicts, normal_paths), verdicts)
         verdict = _with_log_lifetime(with_missing_gpus(view, with_module(view, verdict), stats.slots))
         verdict = with_slot_limit(view, verdict)

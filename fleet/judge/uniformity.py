@@ -402,13 +402,18 @@ def _series(view: HostView, criterion: Criterion) -> list[list[Observation]]:
 def _judge_series(
     view: HostView, criterion: Criterion, items: Sequence[Observation], groups: ValueGroups, own_groups: _OwnGroups
 ) -> Iterator[Verdict]:
-    """Yield the verdict on the observations of one name and scope; yield nothing if there is no other part to compare with."""
+    """Yield the verdict on the observations of one name and scope.
+
+    Yield nothing if there is no other part to compare with, except for an error in place of a reading that every host must have
+    (a criterion that is not optional).
+    """
     measured, last = [item for item in items if item.status == MEASURED], items[-1]
     if criterion.among in WITHIN_HOST or (criterion.group_by and groups.of(view, criterion, last).total <= 1):
         group = _own_parts(view, criterion, last, own_groups)
     else:
         group = groups.of(view, criterion, last)
-    if group.total <= bool(measured):
+    is_required = not criterion.optional and criterion.among not in WITHIN_HOST
+    if group.total <= bool(measured) and not (is_required and last.status == ERROR):
         return  # no other part has a value
     may_be_absent = criterion.optional and last.status == UNSUPPORTED
     # If a benchmark reports its result as unsupported, `expectations.missing_observations` yields the verdict.

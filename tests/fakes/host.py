@@ -136,6 +136,7 @@ for _number, (_socket, _core) in enumerate(((0, "0,2"), (1, "1,3"), (0, "0,2"), 
     FILES |= {
         f"{_cpu}/physical_package_id": f"{_socket}\n",
         f"{_cpu}/thread_siblings_list": f"{_core}\n",
+        f"{_policy}/affected_cpus": f"{_number}\n",
         f"{_policy}/scaling_governor": "performance\n",
         f"{_policy}/scaling_max_freq": "3800000\n",
         f"{_policy}/cpuinfo_max_freq": "3800000\n",

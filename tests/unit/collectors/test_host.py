@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -278,6 +280,66 @@ def test_missing_hardware_of_a_minimal_host_is_not_an_error(tmp_path: Path) -> N
         value = values[name]
         assert isinstance(value, Absent), name
         assert value.reason, name
+
+
+POLICY = "sys/devices/system/cpu/cpufreq/policy"
+CLOCKS = ("host.cpu.governor", "host.cpu.clock_allowed", "host.cpu.clock_max")
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, root: Path, policies: Iterable[int], number: int) -> None:
+    """Let every attempt to open a file of these cpufreq policies fail with an error number."""
+    refused = tuple(f"{root}/{POLICY}{policy}/" for policy in policies)
+    open_file = os.open
+
+    def opened(path: str, *arguments: Any, **options: Any) -> int:
+        if str(path).startswith(refused):
+            raise OSError(number, os.strerror(number))
+        return open_file(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", opened)
+
+
+@pytest.mark.parametrize("offline", [{3}, {0}, {1, 2, 3}], ids=str)
+def test_cpufreq_policies_without_an_online_processor_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, healthy: Readings, offline: set[int]
+) -> None:
+    root = host.build_tree(tmp_path)
+    refuse(monkeypatch, root, offline, errno.EBUSY)
+    observed = readings(root, full_snapshot=True)
+    assert {name: observed[name] for name in CLOCKS} == {name: healthy[name] for name in CLOCKS}
+
+
+@pytest.mark.parametrize("offline", [{3}, {0}, {1, 2, 3}], ids=str)
+def test_cpufreq_policies_without_an_online_processor_are_left_out_with_older_kernels(
+    tmp_path: Path, healthy: Readings, offline: set[int]
+) -> None:
+    """Their file `affected_cpus` is empty, and the kernel refuses to read the governor, here by a missing file."""
+    files = {f"{POLICY}{policy}/affected_cpus": "\n" for policy in offline}
+    files |= {f"{POLICY}{policy}/scaling_max_freq": "800000\n" for policy in offline}
+    without = {f"{POLICY}{policy}/scaling_governor": None for policy in offline}
+    observed = readings(host.build_tree(tmp_path, files=files | without), full_snapshot=True)
+    assert {name: observed[name] for name in CLOCKS} == {name: healthy[name] for name in CLOCKS}
+
+
+@pytest.mark.parametrize(
+    ("policies", "number", "reason"),
+    [
+        ({0, 1, 2, 3}, errno.EBUSY, "no policy has an online processor"),
+        ({2}, errno.EIO, "Input/output error"),
+        ({2}, errno.EACCES, "Permission denied"),
+    ],
+    ids=["all are offline", "input/output error", "no permission"],
+)
+def test_clocks_are_an_error_if_a_policy_of_an_online_processor_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policies: set[int], number: int, reason: str
+) -> None:
+    root = host.build_tree(tmp_path)
+    refuse(monkeypatch, root, policies, number)
+    observed = readings(root, full_snapshot=True)
+    for name in CLOCKS:
+        value = observed[name]
+        assert isinstance(value, Absent), name
+        assert (value.status, reason in value.reason) == ("error", True)
 
 
 def test_invalid_utf8_is_replaced(tmp_path: Path) -> None:

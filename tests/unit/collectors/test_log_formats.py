@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collectors import kernel_log
-from collectors.kernel_events import EVENTS
+from collectors.kernel_events import EVENTS, parse_event
 from collectors.xid import ErrorCounts, XidCollector
 from tests import ROOT
 
@@ -594,3 +594,82 @@ def test_firmware_that_does_not_start_counts_once_whatever_error_the_kernel_retu
         end,
     )
     assert list(counts(*lines * times).events.by_part()) == [("nic_firmware", ("pci", "0000:5d:00.0"), times)]
+
+
+DAMAGE = [
+    "BTRFS error (device vdb): parent transid verify failed on 30736384 wanted 10 found 8",
+    "BTRFS error (device vdb): parent transid verify failed on logical 30736384 mirror 1 wanted 10 found 8",
+    "BTRFS error (device vdb): bdev /dev/vdb errs: wr 1, rd 0, flush 0, corrupt 0, gen 0",
+    "BTRFS error (device vdb state EA): bdev /dev/vdb errs: wr 0, rd 0, flush 0, corrupt 8, gen 0",
+    "BTRFS error (device vdb): bad tree block start, mirror 1 want 22036480 have 0",
+    "BTRFS error (device vdb): bad tree block start, want 22036480 have 0",
+    "BTRFS error (device vdb): bad tree block level, mirror 1 level 9 on logical 22036480",
+    "BTRFS error (device vdb): bad fsid on block 22036480",
+    "BTRFS error (device vdb): block=22036480 read time tree block corruption detected",
+    "BTRFS error (device vdb): block=22036480 write time tree block corruption detected",
+    "BTRFS error (device vdb): level verify failed on logical 22036480 mirror 1 wanted 1 found 0",
+    "BTRFS error (device vdb): tree first key mismatch detected, bytenr=1 parent_transid=2 key expected=(3,4,5) has=(6,7,8)",
+    "BTRFS error (device vdb): unable to fixup (regular) error at logical 298844160 on dev /dev/vdb physical 298844160",
+    "BTRFS error (device vdb): fixed up error at logical 298844160 on dev /dev/vdb physical 298844160",
+    "BTRFS error (device vdb): failed to read block groups: -5",
+    "BTRFS error (device vdb): failed to read chunk root",
+    "BTRFS error (device vdb): failed to read log tree",
+    "BTRFS error (device vdb): failed to verify dev extents against chunks: -117",
+    "BTRFS error (device vdb): super block corruption detected before writing it to disk",
+    "BTRFS error (device vdb): superblock checksum mismatch",
+    "BTRFS error (device vdb): lost page write due to IO error on /dev/vdb (-5)",
+    "BTRFS error (device vdb): error writing primary super block to device 1",
+    "BTRFS error (device vdb): open_ctree failed: -5",
+    "BTRFS critical (device vdb): corrupt leaf: root=5 block=30457856 slot=3 ino=257, invalid inode generation",
+    "BTRFS critical (device vdb state EA): unable to find logical 4096 length 4096",
+    "BTRFS: error (device vdb) in btrfs_finish_ordered_io:3193: errno=-5 IO failure",
+    "BTRFS: error (device vdb state A) in btrfs_run_delayed_refs:2146: errno=-117 Filesystem corrupted",
+    "EXT4-fs error (device vdb): ext4_lookup:1785: inode #2: comm ls: deleted inode referenced: 12",
+    "EXT4-fs (vdb): Remounting filesystem read-only",
+    "XFS (vdb): Metadata corruption detected at xfs_inode_buf_verify+0x14d/0x160, xfs_inode block 0x80",
+    "XFS (vdb): Corruption of in-memory data (0x8) detected at xfs_defer_finish. Shutting down filesystem.",
+    'XFS (vdb): metadata I/O error in "xfs_trans_read_buf_map" at daddr 0x2 len 1 error 5',
+    "XFS (vdb): Log I/O Error Detected. Shutting down filesystem",
+]
+"""Messages about damaged file systems, from the sources of Linux 4.19 to 6.13 and the documentation of btrfs."""
+NO_DAMAGE = [
+    "BTRFS error (device vdb): unrecognized mount option 'compres=zstd'",
+    "BTRFS error (device vdb): unrecognized mount option 'corrupt'",
+    "BTRFS error (device vdb): unsupported compression level",
+    "BTRFS error (device vdb): unsupported checksum algorithm: 9",
+    "BTRFS error (device vdb): cannot mount because of unsupported optional features (0x1000)",
+    "BTRFS error (device vdb): cannot mount read-write because of unsupported optional features (0x8)",
+    "BTRFS error (device vdb): sectorsize 65536 not yet supported for page size 4096",
+    "BTRFS error (device vdb): qgroup generation mismatch, marked as inconsistent",
+    "BTRFS error (device vdb): open_ctree failed",
+    "BTRFS error (device vdb): open_ctree failed: -22",
+    "BTRFS error (device vdb): failed to read the system array: -2",
+    "BTRFS error (device vdb): failed to read chunk tree: -2",
+    "BTRFS error (device vdb): devid 2 uuid 3f5b8c52-6d4c-4b0a-9d63-0f4dbb0e5a10 is missing",
+    "BTRFS error (device vdb): Remounting read-write after error is not allowed",
+    "BTRFS error (device vdb): swapfile is compressed",
+    "BTRFS error (device vdb): balance: invalid convert data profile raid5",
+    "BTRFS error (device vdb): zoned: data raid1 needs raid-stripe-tree",
+    "BTRFS warning (device vdb): csum failed root 5 ino 257 off 0 csum 0x1 expected csum 0x2 mirror 1",
+    "BTRFS info (device vdb): bdev /dev/vdb errs: wr 0, rd 0, flush 0, corrupt 8, gen 0",
+    'EXT4-fs (vdb): Unrecognized mount option "x" or missing value',
+    "EXT4-fs (vdb): VFS: Can't find ext4 filesystem",
+    "EXT4-fs (vdb): Couldn't mount because of unsupported optional features (4000)",
+    "XFS (vdb): unknown mount option [x].",
+    "XFS (vdb): unknown mount option [Corruption].",
+    "XFS (vdb): Filesystem has duplicate UUID 3f5b8c52-6d4c-4b0a-9d63-0f4dbb0e5a10 - can't mount",
+    "XFS (vdb): User initiated shutdown received. Shutting down filesystem",
+    "XFS (vdb): User initiated shutdown (0x1) detected at xfs_fs_goingdown+0x4f/0x90 (fs/xfs/xfs_fsops.c:470).  Shutting down "
+    "filesystem.",
+]
+"""Messages of file systems at the level of errors, without damage. btrfs repeats an old count of errors at each mount (info)."""
+
+
+@pytest.mark.parametrize("message", DAMAGE)
+def test_message_about_damage_of_a_file_system_is_an_event_of_its_disk(message: str) -> None:
+    assert parse_event(message) == ("file_system", ("disk", "vdb"))
+
+
+@pytest.mark.parametrize("message", NO_DAMAGE)
+def test_mistake_of_a_user_is_no_damage_of_a_file_system(message: str) -> None:
+    assert parse_event(message) is None

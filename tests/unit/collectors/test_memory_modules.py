@@ -19,7 +19,9 @@ SLOTS = dmi.slots()
 MEMINFO = "MemTotal:       2113404636 kB\n"
 
 
-def readings(root: Path, table: bytes | None, *, virtual: Value | Absent = False) -> dict[str, Value | Absent]:
+def readings(
+    root: Path, table: bytes | None, *, virtual: Value | Absent = False, meminfo: str = MEMINFO
+) -> dict[str, Value | Absent]:
     """Return `name scope` -> reading of a host with this SMBIOS table.
 
     `table` is None if the host has no table. `virtual` is whether the host is a virtual machine, or why this is unknown.
@@ -27,7 +29,7 @@ def readings(root: Path, table: bytes | None, *, virtual: Value | Absent = False
     path = root / dmi.TABLE
     path.parent.mkdir(parents=True)
     (root / "proc").mkdir()
-    (root / "proc/meminfo").write_text(MEMINFO)
+    (root / "proc/meminfo").write_text(meminfo)
     if table is not None:
         path.write_bytes(table)
     families = memory_modules(Files(root), virtual)
@@ -54,11 +56,11 @@ def test_all_readings_of_a_module_and_of_the_host_are_reported(tmp_path: Path) -
 
 def test_readings_of_an_empty_slot_are_unsupported_and_other_slots_are_unchanged(tmp_path: Path) -> None:
     before = readings(tmp_path / "before", dmi.table(SLOTS))
-    after = readings(tmp_path / "after", dmi.table(dmi.without(SLOTS, "P2-DIMMC1")))
+    managed = f"MemTotal: {2113404636 * 15 // 16} kB\n"
+    after = readings(tmp_path / "after", dmi.table(dmi.without(SLOTS, "P2-DIMMC1")), meminfo=managed)
     changed = {name: value for name, value in after.items() if value != before[name]}
     assert changed.pop("host.dimm.populated dimm=P2-DIMMC1") is False
     assert changed.pop("host.dimm.count host") == 15
-    assert changed.pop("host.memory.usable_share host") == pytest.approx(0.9841 * 16 / 15, abs=1e-3)
     assert {name.split()[1] for name in changed} == {"dimm=P2-DIMMC1"}
     assert set(changed.values()) == {Absent.unsupported("the slot is empty")}
 
@@ -145,6 +147,35 @@ def test_slots_beyond_the_maximum_are_ignored(tmp_path: Path) -> None:
     slots = [replace(SLOTS[0], name=f"S{number}") for number in range(2000)]
     values = readings(tmp_path, dmi.table(slots))
     assert values["host.dimm.count host"] == MAX_SLOTS
+
+
+OPTANE = replace(SLOTS[0], name="P1-DIMMB2", kind=dmi.NON_VOLATILE, size=512 * dmi.GIB)
+
+
+@pytest.mark.parametrize(
+    ("slots", "managed_gib"),
+    [
+        ([*SLOTS[:2], *(replace(OPTANE, name=f"P1-DIMMB{number}") for number in range(4))], 4 * 512 - 40),
+        ([*SLOTS[:2], OPTANE], 512 - 10),
+        (SLOTS, 16 * 128 + 512 - 40),
+        (SLOTS, 16 * 128 + 64),
+    ],
+    ids=["Optane in Memory Mode", "one Optane module in Memory Mode", "large CXL memory", "small CXL memory"],
+)
+def test_usable_share_is_unsupported_if_other_memory_is_managed_too(
+    tmp_path: Path, slots: Sequence[dmi.Slot], managed_gib: int
+) -> None:
+    observed = readings(tmp_path, dmi.table(slots), meminfo=f"MemTotal: {managed_gib << 20} kB\n")
+    value = observed["host.memory.usable_share host"]
+    assert isinstance(value, Absent)
+    assert (value.status, "non-volatile modules or of CXL" in value.reason) == ("unsupported", True)
+    assert observed["host.dimm.count host"] == len(slots)
+
+
+@pytest.mark.parametrize("managed_gib", [16 * 128, 16 * 128 + 8, 1000])
+def test_usable_share_has_a_value_up_to_the_size_of_the_volatile_modules(tmp_path: Path, managed_gib: int) -> None:
+    observed = readings(tmp_path, dmi.table(SLOTS), meminfo=f"MemTotal: {managed_gib << 20} kB\n")
+    assert observed["host.memory.usable_share host"] == round(managed_gib / (16 * 128), 4)
 
 
 def test_usable_share_ignores_non_volatile_modules_and_needs_the_size_of_every_module(tmp_path: Path) -> None:

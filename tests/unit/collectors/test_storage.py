@@ -139,6 +139,7 @@ def test_changed_file_affects_only_its_readings(
 
 
 CONTROLLER = "sys/class/nvme/nvme5"
+SCSI_DEVICE = "pci0000:00/0000:00:10.0/host2/target2:0:1/2:0:1:0"
 SUBSYSTEM = "sys/class/nvme-subsystem/nvme-subsys5"
 VOLUMES = (
     "Amazon Elastic Block Store              ",
@@ -148,9 +149,23 @@ VOLUMES = (
     "Mellanox BlueField NVMe SNAP Controller",
     "BlueField NVMe SNAP Controller",
     "NVIDIA NVMe SNAP Controller",
+    "QEMU NVMe Ctrl                          ",
+    "VMware Virtual NVMe Disk                ",
+    "ORCL-VBOX-NVME-VER12                    ",
 )
-"""Models of network volumes. Sources: kubernetes-sigs/alibaba-cloud-csi-driver, the default model of NVIDIA's SNAP 3 and examples
-of its documentation."""
+"""Models of volumes. Sources: kubernetes-sigs/alibaba-cloud-csi-driver, the default model of NVIDIA's SNAP 3 and examples of its
+documentation, QEMU's hw/nvme/ctrl.c, logs of virtual machines."""
+SCSI = {
+    "VMware PVSCSI": ("VMware  ", "Virtual disk    "),
+    "VMware SATA": ("ATA     ", "VMware Virtual S"),
+    "QEMU SCSI": ("QEMU    ", "QEMU HARDDISK   "),
+    "QEMU SATA": ("ATA     ", "QEMU HARDDISK   "),
+    "VirtualBox SCSI": ("VBOX    ", "HARDDISK        "),
+    "VirtualBox SATA": ("ATA     ", "VBOX HARDDISK   "),
+    "Nutanix": ("NUTANIX ", "VDISK           "),
+    "Hyper-V": ("Msft    ", "Virtual Disk    "),
+}
+"""Hypervisor and bus -> vendor and model of its emulated disks, padded as in /sys."""
 DRIVE = {f"{CONTROLLER}/transport": "pcie\n", f"{CONTROLLER}/state": "live\n", f"{CONTROLLER}/model": "INTEL P4608\n"}
 
 
@@ -203,6 +218,9 @@ def test_namespaces_of_each_built_in_controller_are_counted(
         ("pci0000:00/0000:00:01.0/0000:01:00.0/nvme/nvme7/nvmexn1", {"model": "nvme_card", "transport": "pcie"}),
         ("LNXSYSTM:00/LNXSYBUS:00/pci/nvme/nvme7/nvmexn1", {"model": "Microsoft NVMe Direct Disk v2           "}),
         ("virtual/nvme-subsystem/nvme-subsys7/nvmexn1", {"nvme7/transport": "pcie"}),
+        (f"{SCSI_DEVICE}/block/sdx", {"vendor": "ATA     ", "model": "SAMSUNG MZ7L3480"}),
+        (f"{SCSI_DEVICE}/block/sdx", {"vendor": "SEAGATE ", "model": "ST12000NM002G   "}),
+        ("pci0000:00/0000:00:01.0/0000:01:00.0/nvme/nvme7/nvmexn1", {"model": "SAMSUNG MZWLR3T8HBLS-00007"}),
     ],
     ids=[
         "SATA",
@@ -211,6 +229,9 @@ def test_namespaces_of_each_built_in_controller_are_counted(
         "local SSD of Google Cloud",
         "local SSD of Azure",
         "NVMe with native multipath",
+        "SATA disk that is passed through to a virtual machine",
+        "SAS disk that is passed through to a virtual machine",
+        "NVMe disk that is passed through to a virtual machine",
     ],
 )
 def test_built_in_disk_is_counted(tmp_path: Path, healthy: Readings, device: str, files: Mapping[str, str]) -> None:
@@ -233,6 +254,7 @@ def test_built_in_disk_is_counted(tmp_path: Path, healthy: Readings, device: str
             ("virtual/nvme-subsystem/nvme-subsys7/nvmexn1", {"model": model, "nvme7/transport": "pcie"})
             for model in VOLUMES
         ),
+        *((f"{SCSI_DEVICE}/block/sdx", {"vendor": vendor, "model": model}) for vendor, model in SCSI.values()),
         ("pci0000:00/0000:00:03.0/virtio0/host0/target0:0:1/0:0:1:0/block/sdx", {"model": "PersistentDisk"}),
         ("pci0000:00/0000:00:05.0/virtio2/block/vdx", {}),
         ("vbd-51712/block/xvdx", {}),
@@ -252,6 +274,7 @@ def test_built_in_disk_is_counted(tmp_path: Path, healthy: Readings, device: str
         "USB",
         *VOLUMES,
         *(f"{model}, with native multipath" for model in VOLUMES),
+        *SCSI,
         "SCSI volume of Google Cloud",
         "virtio disk",
         "Xen disk",
@@ -474,7 +497,41 @@ def test_state_directory_is_read_only_if_its_mount_is(lines: str, read_only: boo
     assert is_read_only(mount_of(parse_mounts(lines), "/var")) is read_only
 
 
-@pytest.mark.parametrize("text", ["nonsense\n", "1 0 8:1 / / rw ext4 /dev/sda1 rw\n"])
+LOCAL_MOUNTS = "1 0 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n{}3 1 8:2 / /scratch rw - xfs /dev/sda2 rw\n"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "74 25 0:59 / /mnt/tmpfs rw,relatime shared:38 - tmpfs  rw",
+        "74 25 0:59 / /mnt/cifs rw - cifs \\\\server\\share rw,username=",
+        "74 25 0:59 / /mnt/nfs rw - nfs4 server:/with rw",
+        "74 25 0:59 / /mnt/\\040two\\011words rw - fuse.sshfs user@server:/a\\040b rw",
+        "74 25 0:59 / /mnt/other\u2028line rw - tmpfs tmpfs rw",
+        "74 25 0:59 / /mnt/too-few rw - fuse.custom x",
+        "74 25 0:59 / rw - autofs systemd-1 rw",
+    ],
+)
+def test_mount_of_another_file_system_does_not_hide_the_local_ones(line: str) -> None:
+    mounts = local_mounts(parse_mounts(LOCAL_MOUNTS.format(f"{line}\n")))
+    assert [(mount.target, mount.source) for mount in mounts] == [("/", "/dev/sda1"), ("/scratch", "/dev/sda2")]
+
+
+def test_empty_source_of_a_mount_is_a_field() -> None:
+    (mount,) = parse_mounts("74 25 0:59 / /mnt/tmpfs rw,relatime shared:38 - tmpfs  ro,size=4k\n")
+    assert (mount.target, mount.kind, mount.source, mount.read_only) == ("/mnt/tmpfs", "tmpfs", "", True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nonsense\n",
+        "1 0 8:1 / / rw ext4 /dev/sda1 rw\n",
+        "1 0 8:1 / / rw - xfs /dev/sda1\n",
+        "1 0 0:50 / / rw - overlay overlay\n",
+        "1 0 8:1 / rw - ext4 /dev/sda1 rw\n",
+    ],
+)
 def test_invalid_mountinfo_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a line of mountinfo"):
         parse_mounts(text)

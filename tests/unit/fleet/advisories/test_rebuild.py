@@ -140,6 +140,14 @@ def vulnerability(module: str, *events: dict[str, str], **fields: Any) -> dict[s
 
 RUNC = "github.com/opencontainers/runc"
 FIXED = ({"introduced": "0"}, {"fixed": "1.2.8"}, {"introduced": "1.3.0-rc.1"}, {"fixed": "1.3.3"})
+CONTAINERD = "github.com/containerd/containerd"
+
+
+def both(*documents: dict[str, Any]) -> dict[str, Any]:
+    """Return one document on the modules of all these documents."""
+    return {**documents[0], "affected": [item for document in documents for item in document["affected"]]}
+
+
 FIXED_IN_V2 = ({"introduced": "0"}, {"fixed": "2.0.7"})
 
 
@@ -149,11 +157,26 @@ FIXED_IN_V2 = ({"introduced": "0"}, {"fixed": "2.0.7"})
         (vulnerability(RUNC, *FIXED), [("runc", [("0", "1.2.8"), ("1.3.0-rc.1", "1.3.3")])]),
         (vulnerability("github.com/containerd/containerd/v2", *FIXED_IN_V2), [("containerd", [("2", "2.0.7")])]),
         (vulnerability(RUNC, {"introduced": "0"}), []),
+        (
+            both(vulnerability(CONTAINERD, *FIXED), vulnerability(RUNC, {"introduced": "0"})),
+            [("containerd", [("0", "1.2.8"), ("1.3.0-rc.1", "1.3.3")])],
+        ),
+        (
+            both(vulnerability(RUNC, {"introduced": "0"}), vulnerability(f"{CONTAINERD}/v2", *FIXED_IN_V2)),
+            [("containerd", [("2", "2.0.7")])],
+        ),
+        (
+            both(vulnerability(CONTAINERD, {"introduced": "0"}), vulnerability(f"{CONTAINERD}/v2", *FIXED_IN_V2)),
+            [("containerd", [("2", "2.0.7")])],
+        ),
         (vulnerability(RUNC, *FIXED, withdrawn="2026-07-01T00:00:00Z"), []),
         (vulnerability("github.com/docker/docker", *FIXED), []),
     ],
-    ids=["runc", "module of major version 2", "no fix", "withdrawn", "module of no known product"],
-)
+    ids=[
+        "runc", "module of major version 2", "no fix", "fix only for the first product", "fix only for the second product",
+        "fix only for one major version", "withdrawn", "module of no known product",
+    ],
+)  # fmt: skip
 def test_ranges_with_a_fix_are_read_from_an_osv_document(document: dict[str, Any], expected: list[Any]) -> None:
     """`expected`: each product with its ranges, as (first affected version, first version with the fix)."""
     found = document_advisories(document, Path("GO-2026-1.json"))

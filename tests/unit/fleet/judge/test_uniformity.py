@@ -253,6 +253,25 @@ def test_host_without_a_version_that_others_have_is_inconclusive() -> None:
     assert not_passing(verdicts) == [("h2", "host", INCONCLUSIVE, "not observed, but other hosts report it")]
 
 
+REQUIRED = [item.name for item in PACK.criteria if not item.optional]
+"""Readings that every host must have."""
+
+
+@pytest.mark.parametrize("hosts", [("h1",), ("h1", "h2")], ids=" ".join)
+@pytest.mark.parametrize("name", REQUIRED)
+def test_required_reading_that_is_an_error_on_every_host_is_inconclusive(name: str, hosts: tuple[str, ...]) -> None:
+    plan = uniform_plan(*hosts)
+    verdicts = uniformity_verdicts(plan, evidence_with(plan, name, dict.fromkeys(hosts, ("error", "no answer"))))
+    assert not_passing(verdicts) == [(host, "host", INCONCLUSIVE, "error: no answer") for host in hosts]
+
+
+@pytest.mark.parametrize("name", REQUIRED)
+def test_reading_that_no_host_supports_is_not_compared(name: str) -> None:
+    plan = uniform_plan("h1", "h2")
+    values = dict.fromkeys(("h1", "h2"), ("unsupported", "not on this host"))
+    assert not_passing(uniformity_verdicts(plan, evidence_with(plan, name, values))) == []
+
+
 def test_optional_reading_is_ignored_if_it_is_unsupported_but_not_if_it_failed() -> None:
     plan = uniform_plan("h1", "h2")
     values = {"h1": {"gpu=0": NEW, "gpu=1": ("unsupported", "older driver")}, "h2": {"gpu=0": NEW, "gpu=1": NEW}}
