@@ -47,8 +47,8 @@ def find_host(plan: Plan, environment: Mapping[str, str], placement: RankPlaceme
 def _host_variables(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return the variables in which the launcher that started this process sets the name of this host.
 
-    mpirun passes its own variables to the processes on all hosts, so SLURMD_NODENAME is then the host of mpirun. Open MPI sets
-    PMIX_HOSTNAME on each host; MPICH and Intel MPI pass that of mpirun, too.
+    mpirun passes its own variables to the processes on all hosts, so SLURMD_NODENAME names the host of mpirun. So does
+    PMIX_HOSTNAME with MPICH and Intel MPI. Only Open MPI sets PMIX_HOSTNAME on each host.
     """
     variable = mpi.variable_of_mpirun(environment)
     if not variable:

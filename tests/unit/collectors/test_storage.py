@@ -149,8 +149,8 @@ VOLUMES = (
     "BlueField NVMe SNAP Controller",
     "NVIDIA NVMe SNAP Controller",
 )
-"""Models of network volumes. Sources: kubernetes-sigs/alibaba-cloud-csi-driver, the default model of NVIDIA's SNAP 3 and examples
-of its documentation."""
+"""Models of network volumes. Sources: kubernetes-sigs/alibaba-cloud-csi-driver, the default model of NVIDIA's SNAP 3, and
+examples in the documentation of SNAP 3."""
 DRIVE = {f"{CONTROLLER}/transport": "pcie\n", f"{CONTROLLER}/state": "live\n", f"{CONTROLLER}/model": "INTEL P4608\n"}
 
 
