@@ -15,7 +15,7 @@ except the host of the altered record are computed once and reused. In two cases
 
 - The judged hosts are accepted, the change is not allowed, and it alters the content (`_content`). The second decision counts.
 - The judged hosts are not accepted, and the run is one of the few selected for this check (one in CHECKED_FROM_FILES). It is a
-  failure if the whole run is accepted.
+  failure if the whole run is accepted, unless the change is allowed or does not alter the content.
 """
 
 from __future__ import annotations
@@ -496,6 +496,8 @@ class AcceptedRun:
         """
         changed = alteration.apply(self.documents)
         decision = self.quick_decision(changed, whole=alteration.seed % JUDGED_WHOLE == 0)
+        if decision != ACCEPTED and alteration.seed % CHECKED_FROM_FILES == 0:
+            decision = ACCEPTED if self.decision_from_files(changed) == ACCEPTED else decision
         if decision == ACCEPTED:
             host = self._plan.host(self._hosts[alteration.record])
             expected = {item.name for item in self._plan.expected_of(host)} | _port_figures(self._plan)
@@ -504,8 +506,6 @@ class AcceptedRun:
             if all(_content(changed[name]) == _content(self.documents[name]) for name in changed):
                 return WITHOUT_EFFECT
             decision = self.decision_from_files(changed)
-        elif alteration.seed % CHECKED_FROM_FILES == 0 and self.decision_from_files(changed) == ACCEPTED:
-            decision = ACCEPTED
         return decision.lower()
 
     def decision_from_files(self, changed: Mapping[str, Json]) -> str:

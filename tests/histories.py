@@ -69,6 +69,10 @@ class Faults:
     """Figure, old driver and new driver of each driver update that changed the figure."""
 
 
+SMALLEST = {"racks": 6, "hosts": 3, "gpus": 4, "months": 1}
+"""The smallest fleet that has a place for each planted fault. In a short history, the queries do not find all faults."""
+
+
 class FleetHistory:
     """A simulated fleet that yields its runs month by month."""
 
@@ -260,9 +264,13 @@ def main() -> int:
     parser.add_argument(
         "--rack-runs", action="store_true", help="write one run a month for each rack, instead of one for the fleet"
     )
-    for name, default in (("racks", 40), ("hosts", 8), ("gpus", 8), ("months", 24), ("seed", 0)):
+    defaults = {"racks": 40, "hosts": 8, "gpus": 8, "months": 24, "seed": 0}
+    for name, default in defaults.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
+    for name, least in SMALLEST.items():
+        if getattr(options, name) < least:
+            parser.error(f"--{name} {getattr(options, name)}: the planted faults need at least {least}")
     fleet = FleetHistory(
         **{key: value for key, value in vars(options).items() if key not in ("directory", "rack_runs")}
     )

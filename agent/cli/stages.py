@@ -97,6 +97,10 @@ def _run_stage(options: argparse.Namespace, run: HostRun, stage: str, members: S
         log = sys.stderr if options.json else sys.stdout
         print(started, file=log)
         code = wait_for_stage(whole_run, task, log)
+        if not started.is_new and gang and not _is_recorded(run, stage, members, number, since=len(record.launches)):
+            # The process that already ran had another launch of the gang, with other members or another number.
+            print(background.start(arguments, run.directory, task), file=log)
+            code = wait_for_stage(whole_run, task, log)
         if options.json:
             print_record(whole_run.record(gang), as_json=True)
         return code
@@ -111,6 +115,12 @@ def _run_stage(options: argparse.Namespace, run: HostRun, stage: str, members: S
     )
     print_record(stages.run_launch(run, request), as_json=options.json)
     return 0
+
+
+def _is_recorded(run: HostRun, stage: str, members: Sequence[str], number: int, *, since: int) -> bool:
+    """Return whether the record has this launch, however it ended, after its first `since` launches."""
+    launches = run.record(run.host.gang).launches[since:]
+    return (stage, tuple(members), number) in {(launch.stage, launch.members, launch.number) for launch in launches}
 
 
 def print_record(record: Record, *, as_json: bool) -> None:

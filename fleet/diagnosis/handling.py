@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from schemas.reports import FAIL, Cause
@@ -24,8 +25,27 @@ def handling(cause: Cause) -> Handling:
     if cause.verdict != FAIL:
         return WITHOUT_EVIDENCE.get(cause.problem, _MEASURE_AGAIN)
     kind = Scope.parse(cause.part).device_kind
-    ways = ((cause.problem, cause.action, kind), (cause.problem, cause.action, ""), ("", cause.action, kind))
-    return next((HANDLING[way] for way in ways if way in HANDLING), None) or OF_ACTION.get(cause.action, NOTHING)
+    action, family = cause.action, ""
+    if any(fnmatchcase(cause.problem, pattern) for pattern in OF_SOFTWARE):
+        # A site's criterion may name any action, but no action on hardware corrects software.
+        action, family = action if action in ("reboot", "none") else "configure", _SOFTWARE
+    ways = ((cause.problem, action, kind), (cause.problem, action, ""), (family, action, kind), (family, action, ""))
+    return next((HANDLING[way] for way in ways if way in HANDLING), None) or OF_ACTION.get(action, NOTHING)
+
+
+OF_SOFTWARE = (
+    "software.*",
+    "driver.*",
+    "container.*",
+    "clock.*",
+    "host.module.*",
+    "host.persistence_daemon",
+    "fabric.manager.*",
+    "pcie.acs.*",
+)
+"""Patterns of readings of software and settings of a host: if they fail, no part is faulty."""
+_SOFTWARE = "software"
+"""Stands for all problems that `OF_SOFTWARE` matches, in the keys of HANDLING."""
 
 
 NOTHING = Handling("", "")
@@ -91,6 +111,16 @@ _RESET = (
 _NEW_RUN = (
     "Then measure the hosts in a new run, because a run keeps the inventory with which it began. The failures of this cause say "
     "nothing about the parts."
+)
+_FIND_DIFFERENCE = Handling(
+    "Drain the host and reboot it.",
+    "find what differs from a host that passes: versions and settings of driver, services and firmware, and the kernel log.",
+)
+_FABRIC_MANAGER = Handling(
+    "Install the fabric manager with the version of the driver, and enable its service nvidia-fabricmanager. Then drain the host "
+    "and reboot it.",
+    "find why the service does not start with this version: journalctl -u nvidia-fabricmanager, image, or configuration "
+    "management.",
 )
 _FIND_SETTER = "find what sets the mode: image, configuration management, job prolog or hypervisor."
 _FIND_LIMITER = "find the service, or the power cap of the BMC, that lowers the limit or the clocks."
@@ -168,6 +198,11 @@ HANDLING = {
         "Set the protocol that the other hosts have (mlxconfig -d ADAPTER set LINK_TYPE_P1=IB or ETH), then reboot the host and "
         "measure it again. The cable needs no work.",
         _RESET_AT_BOOT,
+    ),
+    ("port-unmanaged", "configure", ""): Handling(
+        "The link is up. Check that a subnet manager runs (sminfo), that it reaches the switch of the port, and what its log "
+        "says about the port. The cable needs no work.",
+        "find the partition, topology file or routing of the subnet manager that leaves the port out.",
     ),
     ("port-down", "configure", ""): Handling(
         "Enable the port: ip link set INTERFACE up, or mlxlink -d ADAPTER --port_state UP. Enable its port at the switch, too.",
@@ -254,6 +289,19 @@ HANDLING = {
         "Set the value that most parts have. Firmware, such as the VBIOS, needs the update tool of the vendor.",
         _RESET_AT_BOOT,
     ),
+    ("differs", "reboot", ""): _FIND_DIFFERENCE,
+    (_SOFTWARE, "reboot", ""): _FIND_DIFFERENCE,
+    ("host.module.nouveau", "reboot", ""): Handling(
+        "Put the module nouveau on the blacklist of modprobe, rebuild the initial ramdisk, then drain the host and reboot it.",
+        "find what loads the module: initial ramdisk, image or configuration management.",
+    ),
+    ("software.driver_library.matches", "reboot", ""): Handling(
+        "Drain the host and reboot it, which loads the installed module.",
+        "find what installs the other version: image, package repository or configuration management. Then install module and "
+        "libraries of the driver again, in one version.",
+    ),
+    ("software.fabric_manager.matches", "reboot", ""): _FABRIC_MANAGER,
+    ("fabric.manager.missing", "reboot", ""): _FABRIC_MANAGER,
     ("swapped-cables", "recable", ""): Handling(
         "Swap the two cables, at the host or at the switch. No part is faulty; the host may stay on.",
         "check the labels of the cables, and the rows of the manifest if it lists these links.",
@@ -351,7 +399,8 @@ HANDLING = {
     ("slow-workload", "inspect_hardware", HOST): _INSPECT_HOST,
     ("slow-workload", "inspect_hardware", "gang"): _INSPECT_HOST,
 }
-"""Problem (empty: any), action and kind of the part (empty: any) -> handling. An entry takes precedence over OF_ACTION."""
+"""Problem or failed reading (empty: any), action and kind of the part (empty: any) -> handling. An entry takes precedence over
+OF_ACTION."""
 OF_ACTION = {
     "rma": Handling(
         "Replace the part. rackproof rma writes the package for its vendor.",

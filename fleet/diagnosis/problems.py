@@ -406,6 +406,14 @@ PROBLEMS = (
         explains=("optics.*", *_PORT, "verbs.*"),
         explains_host=("fabric_ports.*", *_NETWORK),
     ),
+    # A port with a link that no subnet manager has activated. The link itself is normal, so no cable is to be reseated.
+    Problem(
+        id="port-unmanaged",
+        title=words.describe,
+        shown_by=("infiniband.unmanaged",),
+        explains=("infiniband.state", "infiniband.active", "verbs.*"),
+        explains_host=("fabric_ports.*", *_NETWORK),
+    ),
     Problem(
         id="port-down",
         title=words.differs,

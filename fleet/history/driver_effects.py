@@ -23,9 +23,10 @@ from statistics import NormalDist
 from typing import Any
 
 from fleet.history.database import History
-from fleet.history.regression import normal_deviate, t_quantile
+from fleet.history.regression import normal_deviate
 from fleet.history.trends import FALSE_FINDINGS, meaning
 from fleet.judge.power import robust_sigma
+from fleet.judge.student import t_quantile
 
 MIN_EFFECT = 0.005
 """Smallest relative change that is listed: 0.5 %."""
@@ -134,7 +135,7 @@ def _effect(item: Mapping[str, Any], values: Sequence[Value], limit: float) -> D
     change, error, freedom = step
     if abs(math.expm1(change)) < MIN_EFFECT or normal_deviate(change / error, freedom) < limit:
         return None
-    interval = t_quantile(1.96, freedom) * error
+    interval = t_quantile(0.975, freedom) * error
     direction = meaning(item["name"], item["unit"], change)
     return DriverEffect(**shared, change=math.expm1(change), error=interval, meaning=direction, finding=CLEAR)
 

@@ -31,12 +31,6 @@ def normal_deviate(t: float, freedom: float) -> float:
     return math.sqrt(freedom * math.log1p(t * t / freedom)) * (8 * freedom + 1) / (8 * freedom + 3)
 
 
-def t_quantile(z: float, freedom: float) -> float:
-    """Return Student's t with the same two-sided probability as the normal deviate z: the inverse of `normal_deviate`."""
-    scaled = z * (8 * freedom + 3) / (8 * freedom + 1)
-    return math.sqrt(freedom * math.expm1(min(700.0, scaled * scaled / freedom)))
-
-
 def weakest_z(points: Sequence[Point], slope: float) -> float:
     """Leave out each point in turn, fit a line to the others, and return the smallest normal deviate of these slopes.
 

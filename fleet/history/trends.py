@@ -23,9 +23,10 @@ from typing import Any
 
 from fleet.history.database import History
 from fleet.history.peer_fit import alone_points, course
-from fleet.history.regression import t_quantile, weakest_z
+from fleet.history.regression import weakest_z
 from fleet.history.tables import DAYS, MIN_PEERS
 from fleet.judge.baseline import direction
+from fleet.judge.student import t_quantile
 
 FALSE_FINDINGS = 0.01
 """Expected number of drifts that `drifts` returns for a history without any drift, if the noise is normal and independent."""
@@ -211,7 +212,7 @@ def _drift(items: Sequence[Mapping[str, Any]]) -> Drift:
     return Drift(
         **{key: lead[key] for key in ("level", "id", "rack", "name", "settings", "stage", "within", "model", "unit")},
         per_year=None if lead["at"] else math.expm1(lead["slope"] * DAYS_PER_YEAR),
-        error=None if lead["at"] else t_quantile(1.96, lead["freedom"]) * lead["error"] * DAYS_PER_YEAR,
+        error=None if lead["at"] else t_quantile(0.975, lead["freedom"]) * lead["error"] * DAYS_PER_YEAR,
         change=lead["change"],
         points=lead["points"],
         first=f"{lead['first']:%Y-%m-%d}",

@@ -193,32 +193,32 @@ def low_limits(excesses: Sequence[Excess]) -> Iterator[SummaryLine]:
 
 def stolen_time(facts: Mapping[str, HostFacts]) -> Iterator[SummaryLine]:
     """Yield a caveat if the hypervisor of hosts took much time from their processors."""
-    found = [
-        f"{name[:MAX_NAME_LENGTH]} ({of_host.stolen[1] * 100:.0f} % in stage {of_host.stolen[0]})"
-        for name, of_host in facts.items()
-        if of_host.stolen
-    ]
-    if found:
-        text = (
-            f"the hypervisor took more than {MAX_STOLEN * 100:.0f} % of the time for which processors had work, so rates may be "
-            f"low or vary without a fault of the host: {join_names(found, 5)}"
-        )
-        yield SummaryLine(kind=LineKind.CAVEAT, title="Processor time stolen", text=text, values={"hosts": len(found)})
+    text = (
+        f"the hypervisor took more than {MAX_STOLEN * 100:.0f} % of the time for which processors had work, so rates may be "
+        "low or vary without a fault of the host"
+    )
+    found = {name: host.stolen for name, host in facts.items() if host.stolen}
+    shares = {name: f"{share * 100:.0f} % in stage {stage}" for name, (stage, share) in found.items()}
+    return _caveat_on_hosts("Processor time stolen", text, shares)
 
 
 def limited_processors(facts: Mapping[str, HostFacts]) -> Iterator[SummaryLine]:
     """Yield a caveat if the agent could not use all processors of hosts."""
-    found = [
-        f"{name[:MAX_NAME_LENGTH]} ({of_host.processors[0]} of {of_host.processors[1]})"
-        for name, of_host in facts.items()
-        if of_host.processors
-    ]
+    text = (
+        "a cpuset, a CPU quota or the kernel option isolcpus kept the agent from some processors, so rates may be low "
+        "without a fault of the host"
+    )
+    found = {name: host.processors for name, host in facts.items() if host.processors}
+    return _caveat_on_hosts(
+        "Processors limited", text, {name: f"{usable} of {all_}" for name, (usable, all_) in found.items()}
+    )
+
+
+def _caveat_on_hosts(title: str, text: str, found: Mapping[str, str]) -> Iterator[SummaryLine]:
+    """Yield a caveat if it applies to a host. `found`: host -> what was found there."""
     if found:
-        text = (
-            "a cpuset, a CPU quota or the kernel option isolcpus kept the agent from some processors, so rates may be low "
-            f"without a fault of the host: {join_names(found, 5)}"
-        )
-        yield SummaryLine(kind=LineKind.CAVEAT, title="Processors limited", text=text, values={"hosts": len(found)})
+        hosts = join_names([f"{name[:MAX_NAME_LENGTH]} ({what})" for name, what in found.items()], 5)
+        yield SummaryLine(kind=LineKind.CAVEAT, title=title, text=f"{text}: {hosts}", values={"hosts": len(found)})
 
 
 def _names(names: Sequence[str], most: int) -> str:

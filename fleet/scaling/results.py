@@ -124,9 +124,9 @@ def evaluate_study(plan: Plan, evidence: Mapping[str, Evidence], *, price: float
             Whether the budget is used up always depends on the price in the plan.
     """
     study = plan.study or Study(cells=())
-    by_host = _launches_by_cell(evidence)
+    launches = _launches_by_cell(evidence)
     rows = [
-        _row_of_cell(number, cell, by_host[number]) if number in by_host else _row_without_launch(plan, number, cell)
+        _row_of_cell(number, cell, launches[number]) if number in launches else _row_without_launch(plan, number, cell)
         for number, cell in enumerate(study.cells, 1)
     ]
     hours = sum(row.spent_s for row in rows) / 3600
@@ -163,13 +163,16 @@ def next_cell(plan: Plan, evidence: Mapping[str, Evidence], present: Collection[
     return Decision(launches=(), excluded={})
 
 
-def _launches_by_cell(evidence: Mapping[str, Evidence]) -> dict[int, dict[str, Launch]]:
-    """Return cell number -> host -> launch of the cell, as that host reports it."""
-    launches: dict[int, dict[str, Launch]] = {}
+def _launches_by_cell(evidence: Mapping[str, Evidence]) -> dict[int, dict[tuple[str, ...], dict[str, Launch]]]:
+    """Return cell number -> members -> host -> launch of the cell by these members, as that host reports it.
+
+    Several launches of a cell differ in their members, because the agent launches a cell only once with the same members.
+    """
+    launches: dict[int, dict[tuple[str, ...], dict[str, Launch]]] = {}
     for host, host_evidence in evidence.items():
         for launch in host_evidence.launches():
             if launch.stage == CELL and host in launch.members:
-                launches.setdefault(launch.number, {})[host] = launch
+                launches.setdefault(launch.number, {}).setdefault(launch.members, {})[host] = launch
     return launches
 
 
@@ -183,15 +186,12 @@ def _row_without_launch(plan: Plan, number: int, cell: Cell) -> CellResult:
     return CellResult(number=number, cell=cell, state=SKIPPED, reason=reason)
 
 
-def _row_of_cell(number: int, cell: Cell, by_host: Mapping[str, Launch]) -> CellResult:
+def _row_of_cell(number: int, cell: Cell, by_members: Mapping[tuple[str, ...], Mapping[str, Launch]]) -> CellResult:
     """Return the result of the launch that measured a cell, or of the last launch if none measured it.
 
-    `by_host`: host -> the last launch of the cell on this host. Different hosts may report different launches.
+    `by_members`: members -> host -> the launch of the cell by these members, as this host reports it.
     """
-    launches_by_members: dict[tuple[str, ...], dict[str, Launch]] = {}
-    for host, launch in by_host.items():
-        launches_by_members.setdefault(launch.members, {})[host] = launch
-    rows = [_row_of_launch(number, cell, launches) for launches in launches_by_members.values()]
+    rows = [_row_of_launch(number, cell, by_host) for by_host in by_members.values()]
     best = max(rows, key=lambda row: (row.state == MEASURED, row.began))
     return replace(best, spent_s=sum(row.spent_s for row in rows), host_s=sum(row.host_s for row in rows))
 

@@ -180,11 +180,29 @@ def test_keys_open_the_host_page_and_return_to_the_overview(watched: WatchedPage
 def test_url_fragment_selects_a_host_or_a_rack_or_a_search(watched: WatchedPage, files: dict[str, Path]) -> None:
     page = watched.open(files["racks"], "#host=r02-h02")
     assert page.locator("#host-page h2").inner_text().startswith("r02-h02")
-    for fragment, host_count in (("#rack=r02", 6), ("#find=r02-h", 6), ("#host=unknown", 12)):
+    for fragment, host_count in (("#rack=r02", 6), ("#find=r02-h", 6)):
         page = watched.open(files["racks"], fragment)
         page.reload()
         assert page.locator("#list tbody tr").count() == host_count
-    assert page.locator("#announce").inner_text() == "This report has no host unknown"
+        assert page.get_by_text("This report has no").count() == 0
+
+
+@pytest.mark.parametrize(
+    ("fragment", "sentence"),
+    [
+        ("#host=unknown", "This report has no host unknown."),
+        ("#hca=unknown/mlx5_0", "This report has no host unknown."),
+        ("#rack=unknown", "This report has no rack unknown."),
+    ],
+)
+def test_url_fragment_of_an_unknown_host_or_rack_shows_a_sentence_and_all_hosts(
+    watched: WatchedPage, files: dict[str, Path], fragment: str, sentence: str
+) -> None:
+    page = watched.open(files["racks"], fragment)
+    page.reload()
+    assert page.locator("p.empty", has_text=sentence).is_visible()
+    assert page.locator("#announce").inner_text() == sentence
+    assert page.locator("#list tbody tr").count() == 12
 
 
 @pytest.mark.parametrize("name", ["racks", "rehearsal"])

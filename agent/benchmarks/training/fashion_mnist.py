@@ -52,7 +52,7 @@ class GraphedTraining:
                 ERROR, f"{len(images.train)} images are fewer than one batch of {global_batch} (all ranks together)"
             )
         self.steps = min(steps_per_epoch * epochs, settings["max_steps"] or steps_per_epoch * epochs)
-        self.epochs = epochs if self.steps == steps_per_epoch * epochs else round(self.steps / steps_per_epoch, 3)
+        self.epochs = epochs if self.steps == steps_per_epoch * epochs else epochs_of(self.steps, steps_per_epoch)
         self._model, self._pictures, self._classes = model, normalize(images.train), images.train_classes
         generator = torch.Generator().manual_seed(2)  # the same shuffle on all ranks; each rank takes its share
         orders = [torch.randperm(len(images.train), generator=generator) for _ in range(epochs)]
@@ -84,6 +84,11 @@ class GraphedTraining:
         for state in self._optimizer.state.values():
             state["momentum_buffer"].zero_()
         self._number.zero_()
+
+
+def epochs_of(steps: int, steps_per_epoch: int) -> float:
+    """Return the number of epochs with four significant digits. It is above 0, however short the training."""
+    return float(f"{steps / steps_per_epoch:.4g}")
 
 
 def learning_rates(steps: int, highest: float) -> torch.Tensor:

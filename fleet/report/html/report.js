@@ -457,6 +457,10 @@ function overview(target) {
   $("announce").textContent = "Report of the whole fleet";
 }
 
+// The sentence that is shown if the URL fragment names a host or rack that the report does not have.
+const notice = el("p", { class: "empty" });
+$("list").before(notice);
+
 function route() {
   let fragment = location.hash.slice(1);
   try { fragment = decodeURIComponent(fragment); } catch { /* malformed percent-encoding: use the fragment as it is */ }
@@ -469,10 +473,14 @@ function route() {
     if (number !== undefined) return show(number);
   }
   overview(fragment);
-  if (kind === "host") $("announce").textContent = `This report has no host ${rest}`;
+  const rack = data.racks.indexOf(rest);
+  const missing = kind === "host" ? `host ${rest}` : kind === "hca" ? `host ${rest.split("/")[0]}` : kind === "rack" && rack < 0 ? `rack ${rest}` : "";
+  notice.textContent = missing && `This report has no ${missing}.`;
+  notice.hidden = !missing;
+  if (missing) $("announce").textContent = notice.textContent;
   if (kind === "find" || kind === "rack") {
     if (kind === "find") $("find").value = rest;
-    else $("in").value = String(Math.max(data.racks.indexOf(rest), 0));
+    else $("in").value = rack < 0 ? "" : String(rack);
     filter();
     $("hosts").scrollIntoView();
   }

@@ -193,7 +193,7 @@ def judged(value: Value | Absent | None) -> list[tuple[str, str]]:
 
 
 def test_host_fails_only_if_it_has_switches_and_no_fabric_manager() -> None:
-    assert judged(True) == [(FAIL, "inspect_hardware")]
+    assert judged(True) == [(FAIL, "reboot")]
     assert judged(False) == [(PASS, "none")]
     assert judged(NO_SWITCH) == []
 

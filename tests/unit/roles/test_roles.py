@@ -7,9 +7,11 @@ import json
 import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -420,14 +422,16 @@ def rendered_templates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def run_plays(directory: Path, *plays: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-    """Run the plays on the hosts of `directory`/hosts.yml, with the roles and action plugins of the checkout.
+def run_plays(
+    directory: Path, *plays: dict[str, Any], inventory: str = "hosts.yml", options: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Run the plays on the hosts of `directory`/`inventory`, with the roles and action plugins of the checkout.
 
     The playbook is in `directory`/playbooks. Roles look for the command `rackproof` one level above it, in `directory`.
     """
     (directory / "playbooks").mkdir()
     (directory / "playbooks" / "play.yml").write_text(yaml.safe_dump(list(plays)))
-    command = [Path(sys.executable).parent / "ansible-playbook", "-i", "hosts.yml", "playbooks/play.yml"]
+    command = [Path(sys.executable).parent / "ansible-playbook", "-i", inventory, "playbooks/play.yml", *options]
     environment = {
         **os.environ,
         "ANSIBLE_LOCALHOST_WARNING": "false",
@@ -439,6 +443,47 @@ def run_plays(directory: Path, *plays: dict[str, Any]) -> subprocess.CompletedPr
         "ANSIBLE_EXECUTABLE": str(CONTROL_SHELL),  # with this shell, local modules run in half the time
     }
     return subprocess.run(command, env=environment, cwd=directory, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "repository"),
+    [("cron", ""), ("cron", "https://me%40here:pass@git.example/r.git"), ("systemd", "https://x/r.git")],
+)
+def test_schedule_is_not_replaced_by_that_of_another_inventory_whose_name_is_mapped_to_the_same(
+    tmp_path: Path, kind: str, repository: str
+) -> None:
+    for name in ("a.b%$.yml", "a-b--.yml"):
+        (tmp_path / name).write_text(yaml.safe_dump({"gpu_hosts": {"hosts": {"localhost": LOCAL}}}))
+    (tmp_path / "etc").mkdir()
+    variables = {"rackproof_schedule_kind": kind, "rackproof_schedule_repository": repository}
+    variables |= dict.fromkeys(("_schedule_units", "_schedule_crontabs"), str(tmp_path / "etc"))
+    variables |= {"rackproof_runs_directory": "runs"}
+    role = {"ansible.builtin.import_role": {"name": "schedule"}}
+    play = {"hosts": "gpu_hosts", "gather_facts": False, "tasks": [role]}
+
+    def schedule(inventory: str, **more: Any) -> tuple[bool, str]:
+        shutil.rmtree(tmp_path / "playbooks", ignore_errors=True)
+        options = ["-e", json.dumps(variables | more)]
+        done = run_plays(tmp_path, play, inventory=inventory, options=options)
+        return done.returncode == 0, " ".join((done.stdout + done.stderr).split())
+
+    done, text = schedule("a.b%$.yml")
+    assert done, text
+    (installed,) = (path for path in (tmp_path / "etc").iterdir() if path.suffix != ".timer")
+    before = installed.read_bytes()
+    done, text = schedule("a.b%$.yml")
+    assert done, text
+    done, text = schedule("a-b--.yml")
+    assert not done
+    assert (
+        f"{tmp_path}/a-b--.yml: its schedule would have the name a-b-- and replace the schedule of {tmp_path}/a.b%$.yml: set"
+        in text
+    )
+    assert "me%40here" not in text
+    assert installed.read_bytes() == before
+    assert schedule("a-b--.yml", rackproof_schedule_inventories={"other": "a-b--.yml"})[0], "another name"
+    (tmp_path / "a.b%$.yml").unlink()
+    assert schedule("a-b--.yml")[0], "the other inventory is gone"
 
 
 def test_ipv6_target_is_in_brackets(rendered_templates: Path) -> None:

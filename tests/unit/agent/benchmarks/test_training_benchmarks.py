@@ -318,6 +318,15 @@ def test_parameter_with_one_bit_that_differs_between_ranks_is_counted(faulty: li
     assert {item.params["of"]: item.value for item in faulty if item.name == "differing"} == {"equal": 0, "one bit": 1}
 
 
+@pytest.mark.parametrize(
+    ("steps", "steps_per_epoch", "epochs"), [(1, 3750, 0.0002667), (1, 10**9, 1e-9), (60, 29, 2.069), (30, 20, 1.5)]
+)
+def test_number_of_epochs_of_a_shortened_training_is_above_zero(
+    steps: int, steps_per_epoch: int, epochs: float
+) -> None:
+    assert fashion_mnist.epochs_of(steps, steps_per_epoch) == epochs
+
+
 def test_fashion_mnist_reports_parameters_that_differ_between_ranks_as_wrong(faulty: list[Observation]) -> None:
     count, *results = (item for item in faulty if item.name.startswith("fashion_mnist."))
     assert (count.name, count.scope, count.status) == ("fashion_mnist.wrong_parameters", "host", "measured")

@@ -66,6 +66,47 @@ def test_earlier_probe_does_not_finish_the_gang_stage(tmp_path: Path) -> None:
     assert wait_for_stage(run, "gang") == 0
 
 
+def test_launch_that_waits_for_another_launch_of_the_gang_is_started_after_it(tmp_path: Path) -> None:
+    run = begin(tmp_path)
+    other = replace(builders.launch("gang", ("h1", "h2")), ranks=(), number=1)
+    slow = PROGRAM.replace("print('the log')", "import time; time.sleep(2)")
+    command = [sys.executable, "-c", slow, "launch", "--number=1", f"--run-dir={run.directory}", "--host=h1"]
+    assert subprocess.run(command, capture_output=True, check=False, cwd=ROOT).returncode == 0
+    waiting = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, "launch", "--number=2", "--wait", f"--run-dir={run.directory}", "--host=h1"],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    assert waiting.stdout
+    assert "gang already runs as process" in waiting.stdout.readline()
+    run.append(run.host.gang, launches=[replace(other, began=utc_now())])  # launch 1 finishes
+    rest, _ = waiting.communicate(timeout=60)
+    assert "gang started as process" in rest
+    assert "the log" in rest
+    assert waiting.returncode == NOT_FINISHED, "launch 2 recorded nothing"
+
+
+def test_two_calls_with_the_same_launch_start_it_once(tmp_path: Path) -> None:
+    run = begin(tmp_path)
+    slow = PROGRAM.replace("print('the log')", "import time; time.sleep(2)")
+    options = ["launch", "--number=1", f"--run-dir={run.directory}", "--host=h1"]
+    assert (
+        subprocess.run([sys.executable, "-c", slow, *options], capture_output=True, check=False, cwd=ROOT).returncode
+        == 0
+    )
+    waiting = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *options, "--wait"], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    assert waiting.stdout
+    assert "gang already runs as process" in waiting.stdout.readline()
+    launch = replace(builders.launch("gang", ("h1", "h2")), ranks=(), number=1, began=utc_now())
+    run.append(run.host.gang, launches=[launch])
+    rest, _ = waiting.communicate(timeout=60)
+    assert "started" not in rest
+    assert waiting.returncode == 0
+
+
 def test_wait_ends_at_once_if_the_stage_was_measured_in_the_foreground(tmp_path: Path) -> None:
     run = begin(tmp_path)
     run.append(launches=[replace(builders.launch("benchmark", ("h1",)), ranks=())])

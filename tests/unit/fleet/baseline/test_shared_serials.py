@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from fleet.records import baseline_store
 from fleet.report.judge_run import judge_report
+from schemas.baselines import SIMULATED
 from schemas.reports import FAIL, REJECTED, Verdict
 from tests.accepted import call, rackproof, report_of
 from tests.simulated import Document, on_boards, own, simulate
@@ -58,6 +60,24 @@ def accepted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Change], tup
         return run, baselines, shown
 
     return accepted_run
+
+
+@pytest.mark.parametrize(
+    ("host", "present"),
+    [("r01-h02", []), ("r01-h02", [3]), ("r01-h99", [0, 1, 2, 3])],
+    ids=["GPUs of the accepted host", "one GPU of a board is left", "the boards are in a host without a baseline"],
+)
+def test_baseline_of_each_gpu_of_a_board_is_found(
+    accepted: Callable[[Change], tuple[Path, Path, list[str]]], host: str, present: list[int]
+) -> None:
+    _, baselines, _ = accepted(on_boards)
+    accepted_host = baseline_store.of_host(baselines, SIMULATED, "r01-h02").host
+    assert accepted_host
+    gpus = {gpu.uuid: gpu for gpu in accepted_host.gpus if gpu.index < 4}
+    assert len({gpu.serial for gpu in gpus.values()}) == 2
+    found = baseline_store.of_host(baselines, SIMULATED, host, [gpu for gpu in gpus.values() if gpu.index in present])
+    assert gpus.keys() <= found.gpus.keys()
+    assert {name: found.gpus[name].id for name in gpus} == {name: name for name in gpus}
 
 
 @pytest.mark.parametrize("fault", ["slow_gpu", "slow_hbm", "missing_gpu", "nvlink_down"])

@@ -513,7 +513,8 @@ def content(cause: Cause) -> tuple[str, list[str], int]:
 def test_every_action_has_a_text_and_handling_refers_to_existing_problems() -> None:
     assert set(ACTIONS) - set(OF_ACTION) == {"none"}
     ids = {problem.id for problem in PROBLEMS}
-    assert {problem for problem, _, _ in HANDLING if problem} | set(WITHOUT_EVIDENCE) <= ids
+    readings = {item.name for pack in read_packs([]) for item in pack.criteria}
+    assert {problem for problem, _, _ in HANDLING if problem} | set(WITHOUT_EVIDENCE) <= ids | readings | {"software"}
     assert {action for _, action, _ in HANDLING} <= set(ACTIONS)
     (lost,) = diagnose([failed("xid.count", "gpu=1,xid=79", action="reboot")], {})
     assert "Drain the host" in handling(lost).now
@@ -545,25 +546,65 @@ def test_handling_depends_on_the_kind_of_part(
     assert unexpected not in text
 
 
+SOFTWARE = (
+    "software.",
+    "driver.",
+    "container.",
+    "clock.",
+    "host.module.",
+    "fabric.manager.",
+    "pcie.acs.",
+    "gpu.fabric.cl",
+)
+"""Beginnings of the names of readings of software, and of settings of a host or of the NVLink fabric."""
+
+
 @pytest.mark.parametrize(
     "name",
     [
         *(f"gpu.{name}" for name in ("ecc.enabled", "ecc.change_pending", "mig.enabled", "mig.change_pending")),
         *(f"gpu.{name}" for name in ("compute_mode", "power_limit_lowered", "clock.lowered", "power_limit")),
         *(f"gpu.{name}" for name in ("accounting.enabled", "addressing_mode", "virtualization", "gsp.enabled")),
-        *("driver.confidential_compute", "host.persistence_daemon"),
+        *("host.persistence_daemon", "infiniband.unmanaged"),
+        *sorted({item.name for pack in read_packs([]) for item in pack.criteria if item.name.startswith(SOFTWARE)}),
     ],
 )
-def test_no_part_is_returned_because_of_a_setting(name: str) -> None:
+def test_no_part_is_returned_because_of_software_or_a_setting(name: str) -> None:
     judging = [criterion for pack in read_packs([]) for criterion in pack.criteria if criterion.name == name]
     assert judging
     for criterion in judging:
+        assert criterion.action in ("configure", "reset_gpu", "reboot")
         kind = VerdictKind.PEERS if criterion.same_as_fleet else VerdictKind.LIMIT
-        (cause,) = diagnose([failed(name, action=criterion.action, severity=criterion.severity, kind=kind)], {})
+        scope = "host" if criterion.scope == "host" else "gpu=1"
+        (cause,) = diagnose([failed(name, scope, action=criterion.action, severity=criterion.severity, kind=kind)], {})
         now, if_it_returns = handling(cause)
         assert now
         assert if_it_returns.startswith("find ")
-        assert not re.search("RMA|diagnostic|replace|inspect", f"{now} {if_it_returns}")
+        assert not re.search("RMA|diagnostic|replace|inspect|reseat", f"{now} {if_it_returns}")
+
+
+@pytest.mark.parametrize("action", [action for action in ACTIONS if action != "none"])
+@pytest.mark.parametrize("name", ["software.nccl.version", "host.module.gdrdrv"])
+def test_criterion_of_a_site_on_software_leads_to_no_part_whatever_its_action(name: str, action: str) -> None:
+    (cause,) = diagnose([failed(name, "host", action=action)], {})
+    now, if_it_returns = handling(cause)
+    assert now
+    assert not re.search("RMA|diagnostic|replace|inspect|reseat", f"{now} {if_it_returns}", re.IGNORECASE)
+
+
+def test_port_that_no_subnet_manager_has_activated_needs_no_work_on_its_cable() -> None:
+    port = "hca=mlx5_0,port=1"
+    peers = {"action": "reseat", "kind": VerdictKind.PEERS}
+    (cause,) = diagnose(
+        [
+            failed("infiniband.unmanaged", port, action="configure", severity="warning", value=True, limit=False),
+            failed("infiniband.state", port, value="INIT", limit="ACTIVE", **peers),
+            failed("infiniband.active", port, value=False, limit=True, **peers),
+        ],
+        {},
+    )
+    assert (cause.problem, cause.action, len(cause.verdicts)) == ("port-unmanaged", "configure", 3)
+    assert "cable needs no work" in handling(cause).now
 
 
 @pytest.mark.parametrize(

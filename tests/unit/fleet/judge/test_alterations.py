@@ -93,6 +93,20 @@ def test_altered_run_that_is_accepted_is_reported(tmp_path: Path, monkeypatch: p
     assert any(": accepted: unit" in failure for failure in failures)
 
 
+def test_allowed_change_is_no_failure_if_only_the_decision_from_files_is_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = alterations.simulated_run("one GPU", tmp_path)
+    expected, _ = alterations.alter(run, 60, seed=2)
+    monkeypatch.setattr(alterations, "CHECKED_FROM_FILES", 1)
+    monkeypatch.setattr(alterations.AcceptedRun, "quick_decision", lambda *_, **__: "INCOMPLETE")
+    counts, failures = alterations.alter(run, 60, seed=2)
+    assert not failures
+    allowed = {key: count for key, count in expected.items() if key[-1] in ("allowed", "without effect")}
+    assert allowed
+    assert allowed.items() <= counts.items()
+
+
 def test_run_that_is_not_accepted_cannot_be_altered(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="only accepted runs can be altered"):
         alterations.AcceptedRun(ROOT / "docs" / "measurements" / "h200x1-slowed-0.2")

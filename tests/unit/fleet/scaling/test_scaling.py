@@ -418,6 +418,20 @@ def test_cell_that_was_launched_again_is_reported_with_the_launch_that_measured_
     assert evaluate_study(plan, simulated.evidence()).hours == pytest.approx(372 / 3600)
 
 
+def test_measurement_of_a_cell_counts_if_one_of_its_hosts_had_a_later_launch_with_another_host(tmp_path: Path) -> None:
+    """h1 and h2 measured the cell, but their records were not fetched, so that h1 and h3 were launched, and failed."""
+    plan = study(tmp_path, "h1", "h2", "h3", matrix=[{"gpus": [4]}])
+    assert plan.study
+    first = launched(1, ("h1", "h2"), plan.study.cells[0])
+    second = replace(launched(1, ("h1", "h3"), plan.study.cells[0]), outcome="failed", reason="the link went down")
+    for of_h1 in ([first, second], [second, first]):
+        simulated = SimulatedHosts(plan, launches={"h1": of_h1, "h2": [first], "h3": [second]})
+        results = evaluate_study(plan, simulated.evidence())
+        (row,) = results.rows
+        assert (row.state, row.members) == (MEASURED, ("h1", "h2"))
+        assert results.hours == pytest.approx(144 / 3600), "the duration must include both launches"
+
+
 def test_study_without_measured_cells_is_incomplete(tmp_path: Path) -> None:
     results = SimulatedHosts(study(tmp_path, matrix=[{"gpus": [4]}])).run_study()
     assert states(results) == [SKIPPED]

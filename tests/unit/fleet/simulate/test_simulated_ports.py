@@ -251,7 +251,9 @@ class Signs:
                     of_snapshot = (record.gang, snapshot.stage, snapshot.phase, metric.name)
                     found |= {(*of_snapshot, scope): value for scope, value in metric.values.items()}
             for item in record.observations:
-                found[record.gang, item.stage, item.name, item.scope, json.dumps(item.params, sort_keys=True)] = item.value
+                found[record.gang, item.stage, item.name, item.scope, json.dumps(item.params, sort_keys=True)] = (
+                    item.value
+                )
         return found
 
     @cached_property
@@ -320,5 +322,7 @@ def test_slowest_of_several_faulty_parts_determines_the_speed(tmp_path: Path) ->
     """A pair of hosts with two slow cables on one rail is as fast as with one, and so is a collective."""
     cables = [f"slow_cable:r01-h0{number}:1" for number in (1, 2)]
     both = [run_of(tmp_path / f"run{number}", *faults) for number, faults in enumerate((cables[1:], cables))]
-    one, two = ({key: value for key, value in Signs(run).contents.items() if "partner=r01-h01" in key[3]} for run in both)
+    one, two = (
+        {key: value for key, value in Signs(run).contents.items() if "partner=r01-h01" in key[3]} for run in both
+    )
     assert one == two
