@@ -13,8 +13,7 @@ K = TypeVar("K")
 T = TypeVar("T")
 STAGGER_S = 0.05
 """Longest wait between the starts of two successive calls, in seconds. The next call starts earlier if the previous call ends
-earlier. Calls that start together compete for the interpreter lock and take twice the CPU time. NVIDIA's driver would serialize
-them anyway."""
+earlier. Calls that start together compete for the interpreter lock, which costs CPU time."""
 
 
 class PendingCall(threading.Thread, Generic[T]):

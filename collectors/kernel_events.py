@@ -31,8 +31,8 @@ _MLX5 = rf"mlx5_core {_PCI}(?: [^:]{{1,60}})?: (?:\w+:\d+:\(pid \d+\): )?"
 _VIRTUAL_DRIVES = "loop|ram|zram|sr|fd|nbd|rbd"
 _BLOCK = rf"(?P<disk>(?!{_VIRTUAL_DRIVES})[\w-]+)"
 _WITHOUT_DATA = "(?:DISCARD|SECURE_ERASE|WRITE_SAME|WRITE_ZEROES)"
-"""Operations of the kernel without data to read or write. Disks that lack the command reject it with a target error, and no data
-is lost."""
+"""Operations of the kernel without data to read or write. A disk that does not support such an operation rejects it with a target
+error. No data is lost."""
 _JOURNAL = rf"(?P<disk>dm-\d+|(?!{_VIRTUAL_DRIVES})[\w-]+?)(?:-\d+)?\."
 """The device of a journal. If the journal is in the file system itself, jbd2 adds the journal's inode number, as in `sda1-8`."""
 _BTRFS_DAMAGE = (
@@ -63,7 +63,7 @@ def _adapter(drivers: str) -> str:
 _WATCHDOG = _adapter(r"[\w-]+") + r"NETDEV WATCHDOG: CPU: \d+: transmit queue \d+ timed out"
 """Message that a transmit queue made no progress, as Linux 6.8 and later write it. Some drivers write a second one."""
 _NO_FIRMWARE = rf"{_MLX5}Firmware over \d+ MS in (?:pre-)?initializing state, aborting"
-"""Message that the firmware of the adapter did not start. The error of the probe, which may follow, depends on the kernel."""
+"""Message that the firmware of the adapter did not start. Some kernels then write a second one: that the probe failed."""
 _PATTERNS: tuple[tuple[str, str], ...] = (
     ("nic_temperature", rf"{_MLX5}(?:High temperature on sensors|Health issue observed, High temp|synd 0x10: High temp)"),
     ("nic_firmware", rf"{_MLX5}(?:device's health compromised|Fatal error \d+ detected|health recovery failed)"),

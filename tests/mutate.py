@@ -222,7 +222,7 @@ def _last_line(node: Any) -> int:
 
 
 def _changeable(tree: ast.Module) -> Iterator[tuple[ast.AST, ast.AST, int]]:
-    """Yield node, parent and first line of the statement for each node in a function body that may be changed.
+    """Yield each changeable node of a function body, with its parent and the first line of its statement.
 
     Text for people and the argument `strict=` are skipped.
     """

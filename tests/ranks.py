@@ -36,7 +36,7 @@ class Ranks:
     processes: list[BaseProcess]
     output: Path
     store: TCPStore | None = None
-    """The store through which the ranks find one another, in place of torchrun's store; None for a single rank.
+    """The store through which the ranks find one another, in place of torchrun's store; None for a rank of `start_alone`.
 
     This process serves the store as long as this object exists."""
 

@@ -59,7 +59,7 @@ def with_serials(serial_of: Callable[[str], str]) -> Callable[[Document], None]:
 
 
 def own(record: Document) -> None:
-    """Leave each GPU its own serial."""
+    """Change nothing: each GPU keeps its own serial."""
 
 
 on_boards = with_serials(lambda serial: serial[:-1] + str(int(serial[-1]) // 2 * 2))

@@ -69,9 +69,9 @@ RUN = (
         help="1 for the current state of the stage, 0 for the others: planned, running, finished, failed, deadline, or silent "
         "(running, but not updated for 30 s)"),
     MetricSpec(name="rackproof_stage_progress_ratio", labels=("stage",),
-        help="In a soak, the share of the planned time that has passed. In another stage while it runs, the share of the "
-        "expected duration that has passed. After its end, the number of observations made, divided by the expected number. "
-        "A running stage of a first rehearsal has this share too, because there is no table of durations on CPUs"),
+        help="In a soak, the share of the planned time that has passed. In any other running stage, the share of the expected "
+        "duration that has passed. In an ended stage, the share of the expected observations that were made. In a first "
+        "rehearsal, a running stage also has the share of observations, because no durations on CPUs are known"),
     MetricSpec(name="rackproof_stage_started_timestamp_seconds", labels=("stage",), help="When the stage last started"),
     MetricSpec(name="rackproof_stage_deadline_timestamp_seconds", labels=("stage",),
         help="Deadline of the stage, if it has started"),

@@ -31,7 +31,7 @@ tests/unit/agent/exporter/test_metrics_page.py` generates this page from the cod
 - A missing reading has no series, never a zero. `rackproof_readings_absent` counts missing readings, and
   `rackproof_collector_success` is 0 if a whole collector failed.
 - Readings that are texts (names, versions, serials) are labels. The host and each of its parts (GPU, NIC …) have one series with
-  these labels, whose value is 1: `rackproof_host_info`, `rackproof_gpu_info`, `rackproof_nic_info` …
+  these labels and the value 1: `rackproof_host_info`, `rackproof_gpu_info`, `rackproof_nic_info` …
 - `gpu` is the NVML index, and `uuid` identifies the GPU. Other devices have the labels `pci` (as in sysfs), `hca`, `nic`, `disk`.
 - The scrape targets that the `monitoring` role configures add the labels `host`, `rack` and `run_id` to every series.
   `rackproof_run_info` has labels `run_id` and `rack` of its own, which Prometheus renames to `exported_run_id` and

@@ -277,9 +277,10 @@ def _can_be_silent(rank: RankState) -> bool:
 
 
 def _find_silent_rank(reports: Sequence[_Report]) -> Culprit | None:
-    """Return the silent rank whose heartbeats stopped first, if other ranks depend on the silent ranks.
+    """Return the silent rank whose heartbeats stopped first.
 
-    Otherwise return a rank that did not start in time, or None if there is none.
+    If no rank is silent, return a rank that did not start in time. Do the same if other ranks run and do not depend on one
+    another. Return None if there is none.
     """
     running = [report for report in reports if report.rank.ended_s is None]
     silent = [report for report in running if _can_be_silent(report.rank) and report.rank.silent_s > RANK_SILENT_S]
@@ -351,7 +352,7 @@ def _find_furthest_behind(others: Sequence[_Report], timed_out: Sequence[_Report
 
 
 def _rank_culprit(kind: str, report: _Report, why: str, failed: Sequence[_Report] = ()) -> Culprit:
-    """Return the culprit for a rank. `failed`: all ranks that failed; they may share the cause that is not a device."""
+    """Return the culprit for a rank. If the rank has an exception, also name the hosts of `failed` ranks with the same one."""
     rank = report.rank
     if rank.exception:
         return _raised_culprit(report, failed)

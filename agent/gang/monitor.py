@@ -173,9 +173,10 @@ class GangMonitor:
         return replace(state, why=self._kill_reasons[state.rank] or state.why)
 
     def _with_software_cause(self, state: RankState) -> RankState:
-        """Return the state with the cause of a failure that no device can have, if there is one.
+        """Return the state, with the cause of the failure if the cause cannot be a device.
 
-        That is a limit on processes and threads, also if the rank hangs, or an abort before the ranks have exchanged data.
+        There are two such causes: a limit on processes and threads (even if the rank only hangs), and an abort before the ranks
+        have exchanged data.
         """
         if state.terminated_by_launcher or state.exit_code == 0:
             return state

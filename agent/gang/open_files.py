@@ -17,7 +17,7 @@ file when they start."""
 
 
 def raise_soft_limit(connections: int = MAX_SOFT_LIMIT) -> None:
-    """Raise the soft limit of this process to its hard limit, if the soft limit is too small for so many connections."""
+    """Raise the soft limit of this process to `attainable_limit`, if it is too small for this number of connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     raised = attainable_limit()
     if soft != resource.RLIM_INFINITY and soft < min(connections + OTHER_FILES, raised):

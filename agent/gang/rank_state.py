@@ -44,8 +44,8 @@ class RankState:
     joined: bool = False
     """Whether the ranks have exchanged data (`RankHeartbeat.joined`)."""
     exception: str = ""
-    """Python exception that ended the rank, if a device cannot be its cause (`RankHeartbeat.record_exception`), or another cause
-    of its failure in the configuration or the software of the host."""
+    """Why the rank failed, if a device cannot be the cause: a Python exception (`RankHeartbeat.record_exception`), or a fault of
+    the host's configuration or software."""
     ended_s: float | None = None
     """Time since the process ended; None while it runs."""
     exit_code: int | None = None

@@ -65,8 +65,8 @@ def conclude(
         end: how the ranks ended.
         host: this host.
         ranks: the ranks of this host.
-        excluded: rank -> why it could not join the process group, so that the launch fails. Empty for a launch on one host,
-            which does not fail in this case.
+        excluded: rank -> why it could not join the process group. Such a rank makes the launch fail. Empty for a launch on one
+            host, which does not fail in this case.
         problems: result files that cannot be used.
         deadline_s: deadline of the launch.
     """

@@ -66,7 +66,7 @@ class LaunchSpec:
     """Hosts that start together, in rank order."""
     command: Command
     work: Path
-    """Private directory of the request to the ranks, and of their results and logs."""
+    """Private directory for the ranks' request file (`--request`), results and logs."""
     deadline_s: float
     """Time after which all processes of the launch are ended."""
     collective_timeout_s: float = 60.0

@@ -36,7 +36,7 @@ directory of that kind."""
 LOOPBACK = "lo", "127.0.0.1"
 """Interface and address for the connections between ranks in a launch on one host."""
 THREAD_BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
-"""Variables with which OpenMP binds threads to processors, from a shell, a module or /etc/environment."""
+"""Environment variables with which OpenMP binds threads to processors."""
 
 
 class LaunchError(RackproofError):
@@ -64,8 +64,8 @@ def launcher_command(
         uuids: NVML index -> expected UUID (empty or missing: unknown). A rank whose GPU has another UUID measures nothing.
 
     Raises:
-        LaunchError: torch is needed and not installed, `host` has too few CPUs, `host` is the first member and may not have
-            enough files open, or the name of the first member cannot be resolved.
+        LaunchError: torch is needed and not installed, `host` has too few CPUs, `host` is the first member and its limit on
+            open files is too low, or the name of the first member cannot be resolved.
         GangError: on this host, the address of a watcher (one of the first two members) is a loopback address, but this host's
             own address is not (`check_addresses`). Or this host is the first member, only members may connect, and the name of
             a member cannot be resolved.
@@ -200,8 +200,8 @@ def _gloo_interface(host: PlannedHost, gang: Gang, request: LaunchRequest) -> st
 
 
 def _environment(host: PlannedHost, gloo_interface: str, interface: str, work: Path) -> dict[str, str]:
-    # OpenMP binds the thread that imports torch, and torchrun imports torch before it forks the ranks. So all ranks of the host
-    # would run on the same processor (https://github.com/pytorch/pytorch/issues/49971).
+    # With the variables in THREAD_BINDING, OpenMP binds the thread that imports torch. torchrun imports torch before it forks the
+    # ranks, so all ranks of the host would run on the same processor (https://github.com/pytorch/pytorch/issues/49971).
     inherited = {name: value for name, value in without_placement(os.environ).items() if name not in THREAD_BINDING}
     environment = {
         **inherited,

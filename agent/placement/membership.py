@@ -47,8 +47,8 @@ def find_host(plan: Plan, environment: Mapping[str, str], placement: RankPlaceme
 def _host_variables(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return the variables in which the launcher that started this process sets the name of this host.
 
-    mpirun passes its own variables to the processes on all hosts, so SLURMD_NODENAME is then the host of mpirun. Open MPI sets
-    PMIX_HOSTNAME on each host; MPICH and Intel MPI pass that of mpirun, too.
+    mpirun passes its own variables to the processes on all hosts, so SLURMD_NODENAME names the host of mpirun. So does
+    PMIX_HOSTNAME with MPICH and Intel MPI. Only Open MPI sets PMIX_HOSTNAME on each host.
     """
     variable = mpi.variable_of_mpirun(environment)
     if not variable:
@@ -58,11 +58,14 @@ def _host_variables(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 def match_host(plan: Plan, name: str) -> str:
     """Return the name of the planned host with this name or address, with or without domain; empty if none or several match."""
-    for spelling in (name, name.split(".")[0]):
-        for host in plan.hosts:
-            if spelling in (host.name, host.address):
-                return host.name
-    matches = [host.name for host in plan.hosts if host.name.split(".")[0] == name.split(".")[0]]
+    short = name.split(".")[0]
+    for spelling in (name, short):
+        named = [host.name for host in plan.hosts if spelling == host.name]
+        matches = named or [host.name for host in plan.hosts if spelling == host.address]
+        if matches:
+            break
+    else:
+        matches = [host.name for host in plan.hosts if host.name.split(".")[0] == short]
     return matches[0] if len(matches) == 1 else ""
 
 

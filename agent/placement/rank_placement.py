@@ -111,8 +111,8 @@ def count_device_nodes(root: Path) -> int:
 def denied_device_nodes(root: Path) -> list[Path]:
     """Return the device nodes of NVIDIA GPUs that this process may not use.
 
-    A device cgroup, as Slurm and systemd set it, or the mode of the node denies it. The nodes are not opened, because this would
-    initialize the GPUs: access(2) asks the device cgroup, too.
+    A device cgroup of Slurm or systemd, or the mode of the node, denies it. access(2) checks both. Opening the nodes would
+    initialize the GPUs.
     """
     return [path for path in device_nodes(root) if not os.access(path, os.R_OK | os.W_OK)]
 

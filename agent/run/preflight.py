@@ -3,8 +3,8 @@
 Print facts as JSON, and each problem with its remedy on stderr; exit 1 if there is a problem. Interfaces, addresses and files
 that the inventory names must exist on the host: otherwise ranks would fail later, which would look like a hardware fault.
 
-The role `preflight` runs this file as a script, before anything is installed. So it imports only the standard library, and an
-old Python can run it, to be told that it is too old. The agent imports the checks of the environment variables.
+The role `preflight` runs this file as a script, before anything is installed. So it imports only the standard library. It also
+runs on a Python that is too old, and then reports that as a problem. The agent imports some of these checks.
 """
 
 import argparse

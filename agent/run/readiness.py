@@ -51,8 +51,8 @@ class Gpus:
     answering: int | Absent
     """Number of GPUs according to NVML."""
     given: int
-    """Number of GPU device nodes that this container or job may use. It is 0 outside of containers and jobs, or if the container
-    has the device nodes of the machine."""
+    """Number of GPU device nodes that this container or job may use. It is 0 if no node is denied and /dev is that of the machine
+    (`has_own_device_nodes`)."""
     denied: int = 0
     """Number of GPU device nodes that this process may not use."""
 
@@ -125,7 +125,7 @@ def in_container(environment: Mapping[str, str], root: Path = Path("/")) -> bool
 def check_gpu_allocation(plan: Plan, host: str, environment: Mapping[str, str], root: Path = Path("/")) -> None:
     """Raise PlacementError if the scheduler or the container gives this process fewer GPUs than the plan has ranks on this host.
 
-    Otherwise the GPUs that this process may not use would be reported as missing hardware.
+    Without this check, the GPUs that this process may not use would be reported as missing hardware.
     """
     planned = next((len(item.devices) for item in plan.hosts if item.name == host and item.device == "gpu"), 0)
     visible = visible_devices(environment)
@@ -148,8 +148,8 @@ def _withheld_gpus(planned: int, environment: Mapping[str, str], root: Path) -> 
         return
     if not has_own_device_nodes(environment, root):
         return
-    # A runtime that gives a container all GPUs leaves out those for which the driver does not work. They must be reported as
-    # missing. In Kubernetes, the variable does not show that: images set it, and some device plugins do not change it.
+    # With NVIDIA_VISIBLE_DEVICES=all, the runtime gives the container all GPUs for which the driver works. The others must be
+    # reported as missing. In Kubernetes, this value proves nothing: images set it, and some device plugins do not change it.
     if environment.get("NVIDIA_VISIBLE_DEVICES") == "all" and "KUBERNETES_SERVICE_HOST" not in environment:
         return
     on_bus = PciBus(Files(root)).count(GPU)

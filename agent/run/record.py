@@ -152,7 +152,7 @@ class HostRun:
     ) -> Record:
         """Add these parts to the record (`merge`), write it atomically, and return it.
 
-        The record then ends now. With `keep_end` its end does not change: nothing was read or measured.
+        The end of the record becomes the present time. Set `keep_end` to leave it unchanged if nothing was read or measured.
         """
         record = self.record(gang)
         known_gpus = {gpu.index: gpu for gpu in record.gpus} | {gpu.index: gpu for gpu in gpus}

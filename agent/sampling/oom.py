@@ -81,9 +81,9 @@ class OomWatch:
         """Return a description of how the kernel killed a process of this launch; empty if there is no sign of a kill.
 
         Args:
-            pids: processes of this launch. They matter only if no control group counts kills, because the counter of the machine
-                includes kills of other processes. A kill is then described only if the kernel log names one of these processes,
-                or if the log cannot be read.
+            pids: processes of this launch. They matter only if no control group counts kills. The counter of the machine is then
+                used, which includes kills of other processes. So a kill is described only if the kernel log names one of these
+                processes, or if the log cannot be read.
         """
         kill = describe_kills_since(self._before, self._root)
         if not kill or self._before[0].path:

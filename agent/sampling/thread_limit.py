@@ -63,8 +63,8 @@ def _groups(root: Path) -> list[Path]:
 def _hits(group: Path) -> int:
     """Return how often the limit was reached.
 
-    Since Linux 6.11, `pids.events` also counts what happens in groups below, and `pids.events.local` does not. An older kernel
-    counts the limits of all parent groups in the group of the process.
+    Since Linux 6.11, `pids.events` also counts what happens in groups below, and `pids.events.local` does not. In an older
+    kernel, the `pids.events` of the process's group also counts how often the limit of a parent group was reached.
     """
     for name in ("pids.events.local", "pids.events"):
         try:

@@ -171,7 +171,7 @@ class SoakRun(HostRun):
         observations = read_results(work, range(len(self.host.devices))).observations
         valid = [observation for observation in observations if _is_valid_despite_interruption(observation)]
         with self._lock:
-            # A round is counted before it is in the record. So the checkpoint may count a round that the record lacks.
+            # A round is counted before it is in the record. If the checkpoint already counts this round, do not count it again.
             if not 0 < number <= self._state.rounds:
                 self._state = replace(self._state, cut=self._state.cut + 1)
         self.recorder.add_event(self.at_s(), "soak.cut", "host", "the supervisor ended during the round")

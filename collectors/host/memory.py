@@ -81,8 +81,8 @@ def modules(files: Files) -> Iterable[Family]:
 def nodes(files: Files) -> Iterable[Family]:
     """Yield the number of NUMA nodes, the memory and processors of each, and the NUMA settings of the kernel.
 
-    Nodes of GPU memory are left out, and nodes with neither processors nor memory. The firmware of Grace hosts reserves eight
-    nodes for each GPU. In either mode of the driver, most or all of them are empty.
+    Nodes of GPU memory and empty nodes, which have neither processors nor memory, are left out. The firmware of Grace hosts
+    reserves eight nodes for each GPU. Most or all of them are empty.
     """
     names = files.matching(_NODES, r"node\d+", "the kernel has no NUMA support")
     if not isinstance(names, Absent):

@@ -81,7 +81,7 @@ def bracketed_choice(text: str) -> str:
 
 
 def processor_time(text: str, columns: tuple[int, ...]) -> float:
-    """Return seconds since boot from the first line of /proc/stat, the sum of these columns, as the mean of all processors.
+    """Return the sum of these columns of the first line of /proc/stat, divided by the number of processors, in seconds.
 
     Column 1 is the first number: see proc(5). Raises MissingError if the kernel does not count one of the columns.
     """

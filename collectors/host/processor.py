@@ -38,9 +38,10 @@ def topology(files: Files) -> Iterable[Family]:
 
 
 def usable_processors(files: Files) -> int:
-    """Return how many processors this process can use at once: those of its affinity that are not isolated, or its CPU quota.
+    """Return how many processors this process can use at once.
 
-    The kernel moves no thread to an isolated processor (isolcpus), even if the affinity of the thread includes it.
+    This is the number of processors in its affinity that are not isolated, but at most its CPU quota, and at least 1. The
+    kernel moves no thread to an isolated processor (isolcpus), even if the affinity of the thread includes it.
     """
     isolated = files.read(f"{_CPUS}/isolated", _cpu_list)
     free = os.sched_getaffinity(0) - (set() if isinstance(isolated, Absent) else isolated)

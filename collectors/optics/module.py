@@ -29,7 +29,7 @@ WITH_LIMITS = ("rx_power", "tx_power")
 """Quantities whose limits are readings too, because a power alone does not show whether it is too low or too high."""
 _NOT_OWN = "the lane receives no light, and a port without a link shares the module"
 _LEAST_SERIAL = 3
-"""Number of different characters in a serial. Placeholders such as `N/A` and `0000` have fewer, or no digit."""
+"""Minimum number of different characters in a serial. Placeholders such as `N/A` and `0000` have fewer, or no digit."""
 _NOT_REPORTED = Absent.unsupported("neither module nor tool reports it; copper cables report no measurements")
 NONE, LOW, HIGH = "none", "low", "high"
 """Values of `optics.*.alarm` and `optics.*.warning`: the value is within the module's limits, below the low limit, or

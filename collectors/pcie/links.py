@@ -153,8 +153,8 @@ class PcieCollector:
     def _is_permitted(self, device: Device) -> bool | Absent:
         """Return whether this process may open the device file of a GPU.
 
-        A device cgroup, as Slurm and systemd set it, or the mode of the file may forbid this. Then NVML does not list the GPU.
-        The file is not opened, because this would initialize the GPU and may hang: access(2) asks the device cgroup, too.
+        A device cgroup of Slurm or systemd, or the mode of the file, may forbid this. Then NVML does not list the GPU. access(2)
+        checks both. Opening the file would initialize the GPU, and might hang.
         """
         minor = self._files.read(f"{DRIVER_GPUS}/{device.address}/information", parse_minor, missing=NO_DRIVER)
         if isinstance(minor, Absent):

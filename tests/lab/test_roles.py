@@ -31,8 +31,8 @@ RELEASES = {
     "node3": "ID='rocky'\nID_LIKE='rhel centos fedora'\nVERSION_ID='9.6'\nPLATFORM_ID='platform:el9'\n",
 }
 """Host -> content of /etc/os-release. All other system files are those of this machine, with real apt and dnf."""
-# Make a lab host look freshly installed: remove container runtimes, NVIDIA's programs and package sources. Create directories
-# that a container lacks. Install fakes of update-initramfs and dracut that log their calls.
+# Make a lab host look freshly installed: remove container runtimes, NVIDIA's programs and package sources. Create missing
+# directories. Install fakes of update-initramfs and dracut that log their calls.
 BARE = """
 rm -rf /etc/apt/sources.list /etc/apt/sources.list.d /etc/docker /etc/cdi
 for program in docker podman containerd nerdctl nvidia-smi nvidia-ctk; do rm -f /usr/local/bin/$program /usr/bin/$program; done
@@ -313,7 +313,7 @@ def failing_smi(output: str, code: int, stream: int = 1) -> str:
 
 @pytest.mark.parametrize("fault", GPU_FAULTS)
 def test_fault_of_one_gpu_is_no_problem_of_the_driver(probe_host: ProbeHost, fault: str) -> None:
-    """The readings of the run judge the GPU. The driver has its version and works for the other GPUs."""
+    """The judge reports the faulty GPU later, from the readings of the run."""
     files = {f"{BIN}/nvidia-smi": failing_smi(*GPU_FAULTS[fault])}
     for version in ("", "580"):
         probe = probe_host.probe("nvidia_driver", files, f"--version={version}", "--modules=open")
@@ -331,7 +331,7 @@ def test_driver_of_another_version_is_a_problem_also_if_a_gpu_has_a_fault(probe_
 
 
 UNLOADED: Files = {"/tmp/module/nvidia/refcnt": None, "/tmp/driver/nvidia/version": None}
-NOT_RESPONDING: dict[str, tuple[Files, str]] = {
+DRIVER_PROBLEMS: dict[str, tuple[Files, str]] = {
     "no device": ({f"{BIN}/nvidia-smi": failing_smi("No devices were found", 6)}, "nothing"),
     "unknown error of NVML": ({f"{BIN}/nvidia-smi": FAILING.format("Unknown Error")}, "nothing"),
     "no output": ({f"{BIN}/nvidia-smi": "#!/bin/sh\n"}, "nothing"),
@@ -359,11 +359,11 @@ NOT_RESPONDING: dict[str, tuple[Files, str]] = {
 """Problem -> files of the host, and what playbooks/drivers.yml does about the problem."""
 
 
-@pytest.mark.parametrize("problem", NOT_RESPONDING)
+@pytest.mark.parametrize("problem", DRIVER_PROBLEMS)
 def test_driver_is_installed_or_the_host_rebooted_only_if_this_can_solve_the_problem(
     probe_host: ProbeHost, problem: str
 ) -> None:
-    files, action = NOT_RESPONDING[problem]
+    files, action = DRIVER_PROBLEMS[problem]
     probe = probe_host.probe("nvidia_driver", files)
     assert probe.problems
     helps = [probe.facts["installation_helps"], probe.facts["reboot_helps"]]
@@ -642,7 +642,7 @@ def test_host_that_is_set_up_is_checked_by_one_task_per_role(
 def test_driver_is_not_installed_again_if_gpus_do_not_respond(
     site: Site, installed: subprocess.CompletedProcess[str]
 ) -> None:
-    """On node1 one of eight GPUs is lost. On node2 no GPU responds; the check in playbooks/inspect.yml then fails the host."""
+    """On node1 one of eight GPUs is lost, and on node2 no GPU responds. A later check (playbooks/inspect.yml) fails node2."""
     before = {host: site.versions(host) for host in RELEASES}
     fakes = {"node1": failing_smi(f"{ROWS}\n{LOST}", 15), "node2": failing_smi("No devices were found", 6)}
     modules = "mkdir -p /tmp/module/nvidia && mount --bind /tmp/module /sys/module"

@@ -37,7 +37,7 @@ while True:
 
 
 def make_disk(lab: Lab, host: str, directory: Path) -> Path:
-    """Mount a new ext4 file system at LOCAL of the host. Return the path at which this machine has mounted it, too."""
+    """Mount a new ext4 file system at LOCAL of the host. This machine mounts it as well; return the path of that mount."""
     image, here = directory / f"{host}.img", directory / f"{host}.mount"
     with image.open("wb") as file:
         file.truncate(IMAGE_BYTES)

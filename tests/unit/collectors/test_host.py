@@ -241,13 +241,13 @@ def test_memory_of_a_grace_host_is_the_same_in_both_modes_of_the_driver(tmp_path
     ("files", "nodes"),
     [
         ({}, {0, 1}),
-        # The driver reports -1 until it has made the memory a NUMA node, which until then is empty.
+        # Before the driver adds the memory of a GPU to a NUMA node, the driver reports -1, and the node is empty.
         ({f"proc/driver/nvidia/gpus/{address}/numa_status": "Node:      -1\nStatus:    offline\n" for address in host.GPU_NODES}
          | {f"sys/devices/system/node/node{number}/meminfo": f"Node {number} MemTotal:       0 kB\n"
             for number in host.GPU_NODES.values()}, {0, 1}),
         # A GPU that uses the memory of its processor, as in DGX Spark: this memory belongs to the host too.
         ({"proc/driver/nvidia/gpus/0008:01:00.0/numa_status": "Node:      1\nStatus:    online\n"}, {0, 1, 2}),
-        # Nodes of which it is not known that they are GPU memory count as memory of the host, such as a CXL memory module.
+        # A node counts as memory of the host unless it is known to be GPU memory. It may be a CXL memory module.
         ({"proc/driver/nvidia/gpus/0009:01:00.0/numa_status": None}, {0, 1, 10}),
         ({"proc/driver/nvidia/gpus/0009:01:00.0/numa_status": "?\n"}, {0, 1, 10}),
         ({"sys/devices/system/node/node10/cpulist": None}, {0, 1, 10}),

@@ -535,9 +535,13 @@ def numbered(number: int) -> list[str]:
         ([*PCIE_RECORD], 0, 1),
     ],
 )
-def test_only_records_without_a_number_after_the_message_about_the_previous_boot_are_of_the_previous_boot(
+def test_unnumbered_records_after_the_boot_message_are_of_the_previous_boot(
     lines: list[str], previous: int, fatal: int
 ) -> None:
+    """The boot message is BOOT_RECORDS. All other records are of this boot.
+
+    `previous` and `fatal`: expected number of records of the previous boot and of this boot.
+    """
     interleaved = [text for line in lines for text in (line, OTHER_DRIVER)]
     for log in (lines, interleaved):
         read = counts(*log).events

@@ -136,7 +136,7 @@ def test_lanes_without_any_light_have_an_alarm_only_if_the_port_has_a_link() -> 
     reason = Absent.unsupported("the port has no link, and no lane receives light")
     assert [unused["rx_power.alarm", str(lane)] for lane in range(1, 5)] == [reason] * 4
     assert unused["tx_power", "1"] == dark["tx_power", "1"]
-    # `text` shows no light on any lane, but no loss of signal either. This cable cannot measure light, so it has no alarm.
+    # `text` shows no light on any lane, but no loss of signal either. Such a cable cannot measure light, so it has no alarm.
     assert isinstance(parse_module(text).readings(has_link=True)["rx_power.alarm", "1"], Absent)
 
 
@@ -478,9 +478,10 @@ def dark_lanes(root: Path, first: str, second: str, *, links_up: tuple[bool, boo
         (range(1, 9), (True, False), {("hca", str(lane)) for lane in range(1, 9)}),
     ],
 )
-def test_dark_lanes_of_a_shared_module_are_those_of_its_ports_without_a_link(
+def test_dark_lanes_that_can_belong_to_a_port_without_a_link_have_no_alarm(
     root: Path, dark: Sequence[int], links_up: tuple[bool, bool], alarms: set[tuple[str, str]]
 ) -> None:
+    """Two ports share the module. Each port uses four of the eight lanes. `alarms`: port and lane of each alarm."""
     assert dark_lanes(root, twin(dark), twin(dark), links_up=links_up) == alarms
 
 

@@ -109,7 +109,7 @@ def test_fabric_manager_of_another_version_does_not_match(tmp_path: Path, health
 def test_mode_of_gpu_memory_follows_from_its_effect_and_not_from_the_parameter(
     tmp_path: Path, parameter: str, mode: str, files: Mapping[str, str | None], bridge: str, expected: Value | Absent
 ) -> None:
-    """Since R615, a driver whose parameter is not set uses CDMM. On hosts without coherent GPUs, the parameter has no effect."""
+    """If the parameter CoherentGPUMemoryMode is empty, the version of the driver decides the mode."""
     params = {"proc/driver/nvidia/params": f'CoherentGPUMemoryMode: "{parameter}"\n'}
     root = host.build_tree(tmp_path, gpus=0, files={**host.grace_files(mode), **params, **files})
     for address in host.GPU_NODES:

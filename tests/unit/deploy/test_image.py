@@ -121,9 +121,10 @@ def test_sshd_and_mpi_do_not_start_without_the_key_of_the_job(mode: str, file: s
 
 @pytest.fixture
 def launcher(image: dict[str, str]) -> dict[str, str]:
-    """Return the environment of the launcher of an MPIJob with the hosts h1, h2 and h3. mpirun runs until the file `end` exists.
+    """Return the environment of the launcher of an MPIJob with the hosts h1, h2 and h3.
 
-    ssh prints its last three arguments, and a record of the host. h2 cannot be reached.
+    mpirun runs until the file `end` exists. ssh prints its last four arguments: the host and the command. For h2, ssh prints a
+    part of a line and fails.
     """
     home = Path(image["HOME"])
     (home / ".ssh").mkdir()

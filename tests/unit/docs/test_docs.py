@@ -55,7 +55,7 @@ PATHS_ELSEWHERE = {
 VARIABLES = json.loads((ROOT / "schemas" / "inventory.schema.json").read_text(encoding="utf-8"))["properties"]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-# Third-party programs. The tests check only the paths in their arguments.
+# Third-party programs. Of their arguments, only paths are checked, and the command that a program in STARTERS starts.
 THIRD_PARTY_PROGRAMS = (
     *(
         "ansible",

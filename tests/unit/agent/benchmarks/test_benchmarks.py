@@ -225,7 +225,7 @@ def test_size_beyond_the_memory_is_an_error_and_other_sizes_are_measured(tmp_pat
     assert sizes == {8}
 
 
-def test_validation_only_skips_a_selected_training(tmp_path: Path) -> None:
+def test_selected_training_is_skipped_with_validation_only(tmp_path: Path) -> None:
     output = run_forked(
         tmp_path, None, "--only", "training", "kernel_launch", "--validation-only", "--results", str(tmp_path / "kept")
     )

@@ -1,6 +1,6 @@
 """Test the benchmark `gemm_shapes`, which multiplies matrices in the shapes of language models and counts wrong products.
 
-Also test that criteria packs list the data types of `gemm_shapes` that their GPU lacks.
+Also test that a criteria pack lists the same missing data types for `gemm` and `gemm_shapes`.
 """
 
 from __future__ import annotations
@@ -106,6 +106,8 @@ def test_last_bits_of_products_are_compared(tmp_path: Path, monkeypatch: pytest.
 def test_wrong_product_is_reported_even_if_the_device_fails_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_wrong: bool
 ) -> None:
+    """If no product was wrong before the failure, the number of wrong products is unknown: its status is `error`."""
+
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("CUDA error: unspecified launch failure")
 

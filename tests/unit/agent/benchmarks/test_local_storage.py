@@ -105,14 +105,14 @@ def test_full_file_system_is_an_error_with_the_remedy(tmp_path: Path, monkeypatc
     assert reason.endswith("are needed: free up space")
 
 
-def test_size_bytes_below_one_block_for_each_job_is_the_reason(tmp_path: Path) -> None:
+def test_size_bytes_too_small_for_the_number_of_jobs_is_an_error(tmp_path: Path) -> None:
     (reason,) = reasons(measure(tmp_path / "work", tmp_path, size_bytes=1 << 20))
     assert (
         reason == f"{tmp_path}: size_bytes is 1048576, less than 1 MiB for each of 2 jobs: increase it in the profile"
     )
 
 
-def test_free_space_below_one_block_for_each_job_is_the_reason(tmp_path: Path) -> None:
+def test_free_space_too_small_for_the_number_of_jobs_is_an_error(tmp_path: Path) -> None:
     (reason,) = reasons(measure(tmp_path / "work", tmp_path, size_bytes=1 << 60, jobs=1 << 39))
     assert reason.endswith(f"too little for {1 << 39} jobs: free up space")
 
@@ -321,13 +321,11 @@ def one_disk(root: Path) -> str:
 
 
 @pytest.mark.parametrize("expected", DESCRIPTIONS)
-def test_description_tells_arrays_of_another_level_or_number_or_size_of_disks_apart(
-    tmp_path: Path, expected: str
-) -> None:
+def test_different_arrays_have_different_descriptions(tmp_path: Path, expected: str) -> None:
     assert DESCRIPTIONS[expected](tmp_path) == expected
 
 
-def test_disks_below_an_array_are_found_by_its_number(tmp_path: Path) -> None:
+def test_disks_of_an_array_are_found_by_its_device_number(tmp_path: Path) -> None:
     array(tmp_path, "raid0", 2)
     link = tmp_path / "sys/dev/block/9:0"
     link.parent.mkdir(parents=True)

@@ -436,7 +436,7 @@ h1:9:12 [0] NCCL INFO NCCL_P2P_LEVEL set by environment to LOC
     assert nccl_log.parse_settings(NCCL_2_28) == {}
 
 
-def test_settings_of_all_ranks_that_slow_nccl_become_a_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_that_slow_nccl_on_any_rank_become_a_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other rank has a setting of its own. Settings that do not slow NCCL are left out."""
     for name in (*preflight.SLOWING, *preflight.LEAST):
         monkeypatch.delenv(name, raising=False)

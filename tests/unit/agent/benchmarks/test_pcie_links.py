@@ -58,7 +58,8 @@ def test_slot_with_fewer_lanes_than_the_adapter_does_not_lower_the_rate(tmp_path
     assert gigabits(allowed_rate(links, [links])) == 453.7
 
 
-def test_slowest_link_below_the_processor_counts_but_no_step_within_a_switch(tmp_path: Path) -> None:
+def test_slowest_link_between_adapter_and_processor_limits_the_rate(tmp_path: Path) -> None:
+    """The step from one port of a PCIe switch to another port of it is no link."""
     add_device(tmp_path, [ROOT], GEN4)
     add_device(tmp_path, [ROOT, SWITCH[0]], GEN5)
     add_device(tmp_path, [ROOT, *SWITCH], GEN5)
@@ -77,7 +78,7 @@ def test_ports_that_transfer_at_the_same_time_share_their_common_links(tmp_path:
     assert gigabits(allowed_rate(first, [first, second, other])) == 113.4
 
 
-def test_link_over_which_more_was_transferred_than_it_states_is_ignored(tmp_path: Path) -> None:
+def test_link_that_carried_more_than_its_stated_rate_is_ignored(tmp_path: Path) -> None:
     add_device(tmp_path, [ROOT], "2.5 GT/s PCIe")
     first, second = (links_above(add_device(tmp_path, [ROOT, name], GEN4)) for name in (ADAPTER, SECOND))
     raw = 2.5e9 * 16 * 0.8 / 8
@@ -99,7 +100,7 @@ def test_link_of_the_processor_does_not_limit_transfers_to_a_gpu_at_the_same_swi
     assert gigabits(allowed_rate(adapter, [adapter])) == 453.7
 
 
-def test_transfers_to_a_gpu_at_another_port_of_the_processor_pass_the_links_of_both(tmp_path: Path) -> None:
+def test_slowest_link_limits_transfers_to_a_gpu_at_another_port_of_the_processor(tmp_path: Path) -> None:
     add_device(tmp_path, [ROOT], GEN5)
     add_device(tmp_path, ["0000:15:02.0"], GEN4)
     adapter = links_above(add_device(tmp_path, [ROOT, ADAPTER], GEN5))

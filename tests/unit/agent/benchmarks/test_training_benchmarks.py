@@ -215,7 +215,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("length", [75, 76])
 def test_workers_load_data_however_long_the_path_of_the_temporary_directory_is(tmp_path: Path, length: int) -> None:
-    """Workers are reached through Unix sockets, whose paths may have 107 bytes, that of the temporary directory 75 bytes."""
+    """The workers' sockets are in the temporary directory. If its path has more than 75 bytes, they are in /dev/shm."""
     (tmp_path / "load.py").write_text(LOAD)
     with tempfile.TemporaryDirectory(dir="/tmp") as parent:
         directory = Path(parent) / ("t" * (length - len(parent) - 1))

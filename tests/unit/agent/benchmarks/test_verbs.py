@@ -172,10 +172,11 @@ def limit_links(root: Path, speed: str) -> None:
         ("32.0 GT/s", True, 0.493, []),
     ],
 )
-def test_port_with_a_higher_rate_than_its_pcie_link_is_measured_against_the_link(
+def test_rate_ratio_is_relative_to_the_slower_of_port_and_pcie_link(
     tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch, speed: str, virtual: bool, ratio: float,
     allowed: list[float],
 ) -> None:  # fmt: skip
+    """In a virtual machine only the rate of the port counts, because the PCIe links that it shows are not those of the host."""
     add_adapter(tmp_path, "mlx5_0", "15", rate="800 Gb/sec (4X XDR)")
     limit_links(tmp_path, speed)
     observations = measure(tmp_path, monkeypatch, QUICK, virtual=virtual)["h1"]
@@ -367,16 +368,13 @@ def test_rail_that_fails_is_left_out_of_the_rest_of_the_round(
     [
         ({"client_mlx5_0": "garbage"}, {"h1": 1, "h2": 0}),
         ({"server_mlx5_0": "garbage"}, {"h1": 0, "h2": 1}),
-        (
-            {"client_mlx5_0": "fail", "server_mlx5_0": "fail"},
-            {"h1": 1, "h2": 0},
-        ),  # the client states the reason for both
+        ({"client_mlx5_0": "fail", "server_mlx5_0": "fail"}, {"h1": 1, "h2": 0}),
     ],
 )
-def test_each_host_without_a_figure_of_a_test_that_sends_both_ways_has_the_reason(
+def test_side_that_fails_in_a_test_of_both_directions_reports_an_error(
     tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch, behaviour: dict[str, str], errors: dict[str, int]
 ) -> None:
-    """h1 is the client, h2 the server."""
+    """h1 is the client, h2 the server. If both fail, only the client reports an error."""
     add_adapter(tmp_path, "mlx5_0", "15")
     set_behaviour(programs, **behaviour)
     observations = pair(tmp_path, monkeypatch, QUICK | {"directions": ["both_ways"]})

@@ -245,7 +245,7 @@ def test_health_check_logs_a_setting_and_does_not_drain_the_node(tmp_path: Path,
             "Reason=rackproof: none: gpu=1 165: x: y (and 1 more)\n",
         ),
     ],
-    ids=["a fault beside a setting", "a setting hides a GPU", "actions none and monitor"],
+    ids=["a fault beside a setting", "a missing GPU with the action configure", "actions none and monitor"],
 )
 def test_health_check_drains_a_node_with_findings_that_are_no_settings(
     tmp_path: Path, findings: list[dict[str, str]], reason: str

@@ -443,7 +443,7 @@ def test_exception_is_named_with_the_hosts_that_share_it(
 
 
 def test_rank_with_a_known_reason_takes_precedence_over_an_exception_at_the_same_moment() -> None:
-    """A rank that ends closes its connections. The ranks at their other end may report that a moment earlier."""
+    """A rank that ends closes its connections. Another rank can then raise an exception, and appear to end first."""
     closed = rank_state(1, ended_s=SETTLED_S + 0.1, exit_code=1, phase="join", exception="Connection closed by peer")
     limited = rank_state(3, ended_s=SETTLED_S, exit_code=-6, why="a limit", exception="killed by SIGABRT: a limit")
     culprit = find_culprit(gang_snapshot(ages=NO_AGES, r1=closed, r3=limited))
@@ -462,7 +462,8 @@ def test_rank_with_a_known_reason_takes_precedence_over_an_exception_at_the_same
     ],
     ids=["ended", "silent", "silent during its start", "absent", "behind"],
 )
-def test_rank_with_a_cause_that_is_no_device_is_named_without_its_device(fields: dict[str, Any]) -> None:
+def test_rank_with_an_exception_is_named_without_its_device(fields: dict[str, Any]) -> None:
+    """The field `exception` names a cause that is not a device."""
     late = "sequence" in fields
     state = rank_state(3, exception="a control group reached its limit", **fields)
     alive = {"r0": rank_state(0, alive_s=START_S + 1)}
@@ -734,7 +735,7 @@ def test_absent_hosts_are_named_with_those_that_joined() -> None:
     assert culprit_text(snapshot) == "hosts h2, h4: did not join the gang within 20 s; hosts h1, h3 did"
 
 
-def test_host_that_is_not_a_watcher_names_only_hosts_of_which_it_knows_that_they_joined() -> None:
+def test_third_host_names_only_itself_and_the_watchers() -> None:
     """h3 receives statuses only from the watchers h1 and h2. It does not know whether h4 joined."""
     snapshot = replace(gang_snapshot(hosts=4, ages={"h2": -1, "h4": -1}), began=979.0, timeout_s=1.0)
     snapshot = replace(snapshot, me="h3", awaited=("h1", "h2"))

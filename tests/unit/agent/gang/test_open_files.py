@@ -85,7 +85,7 @@ def test_refusal_of_the_kernel_leaves_the_limit_as_it_is(monkeypatch: pytest.Mon
 def test_listener_raises_the_limit_only_for_a_gang_that_needs_it(
     monkeypatch: pytest.MonkeyPatch, hosts: int, is_raised: bool
 ) -> None:
-    """Snapshots contain the limit of the supervisor, so the two hosts that listen must not differ from others without need."""
+    """The judge compares the limits of all hosts. So the two hosts that listen must not raise theirs without need."""
     names = tuple(f"h{number}" for number in range(hosts))
     gang = Gang(
         me="h0", members=names, addresses=dict.fromkeys(names, "127.0.0.1"), port=29500, nonce="n", context="gang 0"

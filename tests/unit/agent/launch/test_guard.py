@@ -336,7 +336,7 @@ def test_rank_ends_when_its_supervisor_ends(rank: Rank, monkeypatch: pytest.Monk
 def test_rank_in_the_process_group_of_its_guard_ends_when_its_supervisor_ends(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rank's program moves to the guard's process group, so the guard must also kill the rank by its process id."""
+    """The rank's program leaves the rank's process group, so the guard must kill the rank by its process id."""
     supervisor = fork(lambda: signal.pause())
     monkeypatch.setenv(SUPERVISOR, process_identity(supervisor))
     rank.start("os.setpgid(0, os.getppid()) if os.getpgid(os.getppid()) == os.getppid() else None; signal.pause()")
@@ -349,7 +349,7 @@ def test_rank_in_the_process_group_of_its_guard_ends_when_its_supervisor_ends(
 def test_rank_ends_at_once_when_its_launcher_ends(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here `rank.guard` is the process id of the launcher, which forks the guard.
 
-    The guard polls so rarely that the test fails if the guard notices the end of the launcher only at a poll.
+    POLL_S is longer than the test, so the guard must notice the end of the launcher without a poll.
     """
     monkeypatch.setattr(guard, "POLL_S", 10 * TIMEOUT_S)
 

@@ -42,7 +42,7 @@ def test_guard_ends_by_the_signal_that_ended_the_rank_even_if_the_guard_ignores_
     assert exit_code(end) == -number
 
 
-def test_guard_returns_128_plus_the_signal_number_if_that_signal_ends_no_process() -> None:
+def test_guard_returns_128_plus_the_signal_number_if_the_signal_does_not_end_it() -> None:
     assert exit_code(lambda: guard._end_like(-signal.SIGCHLD)) == 128 + signal.SIGCHLD
 
 
@@ -79,7 +79,7 @@ def test_selected_descriptors_are_closed_except_standard_input_output_and_error(
     assert exit_code(close) == 0
 
 
-def test_rank_is_killed_with_its_process_group_and_also_if_it_has_no_group_yet() -> None:
+def test_rank_is_killed_with_or_without_a_process_group_of_its_own() -> None:
     def in_its_own_group() -> int:
         signal.pause()
         return 0
@@ -178,7 +178,7 @@ def test_rank_whose_guard_has_ended_does_not_start() -> None:
 
 
 @pytest.mark.parametrize(("rank", "name"), [("7", "rank 7"), (None, "rank 0")])
-def test_name_of_a_rank_has_its_number_with_default_zero(
+def test_name_of_a_rank_has_its_number_which_defaults_to_zero(
     monkeypatch: pytest.MonkeyPatch, rank: str | None, name: str
 ) -> None:
     if rank is None:

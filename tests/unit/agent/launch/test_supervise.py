@@ -83,7 +83,7 @@ def test_record_has_the_results_of_every_rank(run: HostRun) -> None:
 def aborts(monkeypatch: pytest.MonkeyPatch) -> list[GangMonitor]:
     """Return a list to which each call of `announce_abort` adds its monitor.
 
-    The supervisor calls `announce_abort` when it ends the ranks of this host without a culprit, for example at the deadline.
+    The supervisor calls `announce_abort` if it ends a launch but knows no culprit, for example at the deadline.
     """
     aborts: list[GangMonitor] = []
     monkeypatch.setattr(GangMonitor, "announce_abort", lambda monitor: aborts.append(monitor))

@@ -135,9 +135,9 @@ def test_only_the_first_snapshot_of_a_lasting_alarm_is_kept() -> None:
 def test_snapshot_with_a_new_alarm_is_kept_after_many_snapshots_with_another_alarm() -> None:
     same_alarm = [snapshot(number, 500.0, absent=f"error: attempt {number} failed") for number in range(20)]
     two_alarms = snapshot(30, 400.0, "sw_thermal", "error: the driver failed")
-    # 19 is the last snapshot with the highest power. 30 shows both alarms, so no other snapshot is kept for its alarm.
+    # 19 is the last snapshot with the highest power. 30 shows both alarms, so 0 is no longer kept.
     assert selected_seconds(*same_alarm, two_alarms, *same_alarm) == [19, 30]
-    # Here 30 comes last and is not kept, because 0 and 31 already show both alarms.
+    # Here 30 comes last. It is not kept, because 0 already shows one alarm and 31 the other.
     assert selected_seconds(*same_alarm, snapshot(31, 400.0, "sw_thermal"), two_alarms) == [0, 19, 31]
     assert selected_seconds(snapshot(1, 9, "hw_slowdown"), two_alarms, snapshot(40, 700.0)) == [1, 30, 40]
 
@@ -433,7 +433,10 @@ def test_limit_on_threads_or_an_early_abort_is_no_fault_of_a_device(
     kind: str,
     text: str,
 ) -> None:
-    """`joined`: whether the ranks have exchanged data. `is_limited`: whether the counter of a control group rises."""
+    """`joined`: whether the ranks have exchanged data. `is_limited`: whether the counter of a control group rises.
+
+    `kind`: kind of the verdict; `rank_raised` means that no device is at fault.
+    """
     tree = PidsTree(tmp_path / "root", LOCAL)
     monkeypatch.setattr(monitor, "ThreadLimitWatch", functools.partial(ThreadLimitWatch, tmp_path / "root"))
     gang_monitor = GangMonitor("h1", receiver, None, 60.0)
@@ -449,9 +452,10 @@ def test_limit_on_threads_or_an_early_abort_is_no_fault_of_a_device(
     assert f": {text}" in verdict.text
 
 
-def test_rank_that_hangs_at_a_limit_on_threads_is_no_faulty_device(
+def test_reached_limit_on_threads_is_the_exception_of_running_ranks(
     receiver: HeartbeatReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A rank that cannot create a thread may hang, although its device works."""
     tree = PidsTree(tmp_path / "root", LOCAL)
     monkeypatch.setattr(monitor, "ThreadLimitWatch", functools.partial(ThreadLimitWatch, tmp_path / "root"))
     gang_monitor = GangMonitor("h1", receiver, None, 60.0)
@@ -869,7 +873,6 @@ def test_unreadable_results_are_named_in_the_reason(run: HostRun) -> None:
 def test_launch_whose_launcher_failed_before_any_rank_started_has_no_ranks(
     run: HostRun, gang: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The launch has no ranks in the record, because no device of the host is at fault."""
     for module in (culprit, monitor):
         monkeypatch.setattr(module, "SETTLE_S", 0.1)
     channel = PeerChannel(gang("h1", 2))
@@ -982,7 +985,10 @@ def test_launch_ends_at_once_if_a_culprit_is_found(run: HostRun, monkeypatch: py
 
 @pytest.fixture
 def gang(port: int) -> Callable[..., Gang]:
-    """Return a function that creates the gang of h1, h2, …, all on the same loopback address, as its host `me` sees it."""
+    """Return a function that creates a gang of the hosts h1, h2, …, from the view of host `me`.
+
+    All hosts have the same loopback address.
+    """
 
     def make_gang(me: str, hosts: int = 2) -> Gang:
         members = tuple(f"h{number}" for number in range(1, hosts + 1))

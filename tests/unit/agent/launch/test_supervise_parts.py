@@ -333,7 +333,7 @@ def test_rank_that_cannot_join_the_process_group_fails_only_a_launch_on_several_
         ("rank_ended", "h1", False, False),  # no rank started: the launcher ended
         ("rank_ended", "h1", True, True),
         ("rank_ended", "h2", False, True),
-        ("rank_raised", "h1", False, False),  # a limit on threads, for example
+        ("rank_raised", "h1", False, False),  # no rank started, because of a limit on threads
         ("rank_raised", "h1", True, True),
         ("rank_raised", "h2", False, True),
         ("cut_off", "h1", False, True),

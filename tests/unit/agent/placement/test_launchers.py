@@ -277,6 +277,16 @@ def test_host_is_found_in_the_plan_by_its_name_or_address(plan: Plan) -> None:
         membership.find_host(plan, {"SLURMD_NODENAME": "stranger"})
 
 
+@pytest.mark.parametrize(
+    ("name", "host"), [("10.0.0.9", ""), ("10.0.0.2", "h2"), ("h2", "h2"), ("h2.example.org", "h2")]
+)
+def test_address_of_two_hosts_names_neither(name: str, host: str) -> None:
+    plan = builders.plan("h1", "h2", "h3")
+    addresses = dict(zip(("h1", "h2", "h3"), ("10.0.0.9", "10.0.0.2", "10.0.0.9"), strict=True))
+    plan = replace(plan, hosts=tuple(replace(item, address=addresses[item.name]) for item in plan.hosts))
+    assert membership.match_host(plan, name) == host
+
+
 BATCH_SCRIPT = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURMD_NODENAME": "h1"}
 """Variables of a job script on h1. mpirun passes them to its processes on all hosts."""
 

@@ -20,7 +20,7 @@ PLANNED = 4
 
 
 def machine(root: Path, *, on_bus: int, nodes: int) -> Path:
-    """Create the files of a machine with `on_bus` GPUs, of which this process sees `nodes` device nodes; return `root`."""
+    """Create the files of a machine with `on_bus` GPUs on its PCI bus and `nodes` device nodes of GPUs; return `root`."""
     (root / "dev").mkdir()
     for name in [*(f"nvidia{number}" for number in range(nodes)), "nvidiactl", "nvidia-uvm"]:
         (root / "dev" / name).touch()
@@ -102,9 +102,10 @@ def test_container_with_fewer_gpus_than_planned_is_refused(
     ],
     ids=["driver-fails", "off-the-bus", "off-the-bus-in-a-pod", "enough", "all-of-the-bus", "all-that-work"],
 )
-def test_missing_hardware_is_left_to_the_report(
+def test_allocation_is_not_refused_if_it_is_enough_or_hardware_is_missing(
     tmp_path: Path, environment: dict[str, str], on_bus: int, nodes: int
 ) -> None:
+    """A GPU is missing if it is not on the PCI bus or its driver fails. The report shows missing GPUs."""
     check(environment, machine(tmp_path, on_bus=on_bus, nodes=nodes))
 
 
@@ -130,7 +131,7 @@ def test_run_reports_the_gpus_that_its_container_does_not_have(tmp_path: Path) -
         ("run-host", ["--host", "h1"]),
     ],
 )
-def test_verb_refuses_before_the_first_snapshot(
+def test_verb_refuses_too_few_gpus_before_the_first_snapshot(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

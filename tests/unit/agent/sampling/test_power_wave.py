@@ -126,7 +126,7 @@ def frozen(readings: list[PowerValue], first: float, last: float) -> list[PowerV
 def test_meter_that_shows_one_value_while_the_load_is_switched_is_stuck(
     period_s: float, first: float, last: float, seconds: float
 ) -> None:
-    """`seconds`: for how long the power is reported to have stayed the same; 0: nothing is reported, as the time is too short."""
+    """`seconds`: reported time during which the power stayed the same; 0: the time is too short to be reported."""
     log = log_of(frozen(meter(period_s, periods=round(10 / period_s)), first, last))
     reason = log.why_stuck(BEGIN, BEGIN + 10, period_s)
     match = re.fullmatch(r"the power stayed at \d+(\.\d+)? W for (.*) s of pulsed load", reason)

@@ -31,7 +31,10 @@ class PidsTree:
             self.count(name, 3, 3)
 
     def count(self, name: str, hits: int, local: int) -> None:
-        """Write how often the limit was reached: in the group and in groups below it, and of the group itself."""
+        """Write the counters of a group.
+
+        `hits`: how often a limit was reached, including the limits of other groups. `local`: how often the group reached its own.
+        """
         (self._top / name / "pids.events").write_text(f"max {hits}\n")
         if self._kernel == LOCAL:
             (self._top / name / "pids.events.local").write_text(f"max {local}\n")
@@ -50,7 +53,7 @@ def test_reached_limit_of_the_group_or_a_parent_group_is_described(tmp_path: Pat
     assert text.startswith(
         "a control group of this launch reached its limit on processes and threads (pids.max is 4096): raise the limit"
     )
-    assert len(text) < MAX_TEXT - 100, "the sentence before it must fit too"
+    assert len(text) < MAX_TEXT - 100, "the text and how the rank ended must fit into MAX_TEXT characters"
     assert ThreadLimitWatch(tmp_path).describe_hit() == "", "limits that were reached before the launch must not count"
 
 
@@ -62,7 +65,7 @@ def test_reached_limit_of_another_container_of_the_pod_is_not_described(tmp_path
 
 
 @pytest.mark.parametrize("kernel", [OLD, LOCAL, FIRST])
-def test_group_of_a_container_is_found_although_its_path_is_that_on_the_host(tmp_path: Path, kernel: str) -> None:
+def test_group_of_a_container_is_found_although_proc_has_its_path_on_the_host(tmp_path: Path, kernel: str) -> None:
     tree = PidsTree(tmp_path, kernel, is_container=True)
     watch = ThreadLimitWatch(tmp_path)
     tree.count("", 4, 4)
@@ -89,10 +92,10 @@ LIMIT = "import os, resource; resource.setrlimit(resource.RLIMIT_NPROC, (1, 1));
     ],
     ids=["Python", "libgomp", "torch"],
 )
-def test_output_of_a_program_that_could_create_no_thread_names_the_message(
+def test_failure_to_create_a_thread_is_recognized_in_the_output_of_a_program(
     tmp_path: Path, modules: str, call: str, message: str
 ) -> None:
-    """The limit `ulimit -u` has no counter."""
+    """The kernel does not count how often the limit `ulimit -u` was reached, so only the output shows it."""
     done = subprocess.run(
         [sys.executable, "-c", f"import {modules}; {LIMIT}; {call}"],
         env={**os.environ, "OMP_NUM_THREADS": "4"},

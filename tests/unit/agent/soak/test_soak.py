@@ -812,7 +812,7 @@ def test_slowing_gpu_fails_with_the_time_of_its_slowdown(plan: Plan) -> None:
     assert [(item.host, item.scope, item.serial, item.verdict) for item in result] == [("h1", "gpu=1", "h1-1", FAIL)]
     assert result[0].reason.startswith("found 0.95")
     since = result[0].reason.split("; from ")[1].split(" on, ")[0]
-    assert "04:03" <= since <= "04:21"  # after 4.2 h, 04:12; each time bucket is 8.5 minutes long
+    assert "04:03" <= since <= "04:21"  # 4.2 h are 04:12; each time bucket is 8.5 minutes long
     assert result[0].reason.endswith(" % below its level at the start of the soak")
     assert float(result[0].reason.split(" on, at least ")[1].split(" %")[0]) == pytest.approx(5.0, abs=0.6)
     assert {(item.host, item.scope) for item in not_passed(plan, evidence)} == {("h1", "gpu=1")}
@@ -988,10 +988,10 @@ class KilledError(Exception):
         "after the record", "after the record and the checkpoint",
     ],
 )  # fmt: skip
-def test_record_of_a_soak_whose_supervisor_was_killed_is_no_contradiction(
+def test_killed_supervisor_causes_no_contradiction_in_the_record_of_a_soak(
     when: str, pause_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rounds take 5 minutes. The supervisor is killed in each of the first three rounds, and started again `pause_s` later."""
+    """Rounds take 5 minutes. The supervisor is killed three times at the point `when`, and started again `pause_s` later."""
     clock = Clock()
     monkeypatch.setattr("agent.soak.soak_run.time", clock)
     monkeypatch.setattr("agent.soak.soak_run.utc_now", clock.now)

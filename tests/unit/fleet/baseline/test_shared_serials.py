@@ -32,7 +32,7 @@ def lines(*arguments: object) -> tuple[int, list[str]]:
 
 
 def changes(*directories: Path) -> set[tuple[str, str, str, str]]:
-    """Return kind, host, scope and what has changed, of each change that `rackproof diff` counts."""
+    """Return (kind, host, scope, what has changed) for each change that `rackproof diff` counts."""
     document = json.loads(rackproof("diff", *directories, "--json").stdout)
     return {
         (item["kind"], item["host"], item["scope"], item["what"])
@@ -45,7 +45,7 @@ def changes(*directories: Path) -> set[tuple[str, str, str, str]]:
 def accepted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Change], tuple[Path, Path, list[str]]]:
     """Return a function that returns a healthy run with a report, the baseline from this run, and the output of `accept`.
 
-    Its argument changes the records of the run. Tests must not change the directories.
+    The argument of the function changes the records of the run. Tests must not change the directories.
     """
 
     @cache
@@ -91,7 +91,7 @@ def test_shared_serials_change_nothing_in_what_diff_finds(
         after = simulate(tmp_path / name / "after", f"{fault}:r01-h02:{gpu}", day=2, change=change)
         found.append((changes(before, after), changes(baselines, after)))
     assert found[0] == found[1]
-    assert all(found[0]), "the fault is a change"
+    assert all(found[0]), "diff must find the fault"
 
 
 def test_returned_gpu_of_a_board_is_new_and_its_neighbour_is_unchanged(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_file_of_a_gpu_with_its_own_serial_is_still_named_by_the_serial(
 
 @pytest.fixture(scope="module")
 def failed_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Verdict]]:
-    """Return a run in which GPUs 0 and 1 of r01-h02, which share a serial, fail, and the verdicts that failed."""
+    """Return a run and its failed verdicts. GPUs 0 and 1 of r01-h02, which share a serial, fail in this run."""
     run = simulate(tmp_path_factory.mktemp("failed") / "r1", "ecc:r01-h02:0", "ecc:r01-h02:1", change=on_boards)
     failed = [item for item in judge_report(run, []).verdicts if item.verdict == FAIL]
     assert {item.scope for item in failed} >= {"gpu=0", "gpu=1"}
@@ -155,7 +155,7 @@ def test_waiver_by_a_shared_serial_needs_a_scope_or_the_uuid(
     assert bool(notes) is not bool(waived)
 
 
-def test_first_failure_of_a_gpu_was_not_seen_before_on_its_neighbour(tmp_path: Path) -> None:
+def test_history_tells_failures_of_gpus_on_one_board_apart(tmp_path: Path) -> None:
     seen = []
     for day, gpu in ((1, 0), (2, 1), (3, 0)):
         run = simulate(tmp_path / f"r{day}", f"ecc:r01-h02:{gpu}", day=day, change=on_boards)

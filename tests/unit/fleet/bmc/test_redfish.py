@@ -206,7 +206,7 @@ def test_version_is_read_only_of_firmware_that_runs(certificate: Path, component
         ({"Id": "Installed-18981-2.10.2__DriverPack.Embedded.1"}, "Installed-18981_DriverPack.Embedded.1"),
     ],
 )  # fmt: skip
-def test_firmware_has_the_same_name_on_all_hosts_and_that_of_drives_is_not_read(
+def test_firmware_gets_a_component_name_unless_it_is_spare_or_of_a_drive(
     certificate: Path, item: dict[str, Any], component: str
 ) -> None:
     """`component`: name of the component in the reading; empty: no reading."""
@@ -250,7 +250,7 @@ def related(path: str) -> dict[str, Any]:
         ({"Id": "HGX_FW_PCIeRetimer_0"}, "0x0001FA1D"),
         # On Dell, the SKU of the chassis is its serial.
         ({"Id": "Installed-27763-2.10.2__CPLD.Embedded.1", **related("/Chassis/Dell")}, "Dell Inc. PowerEdge XE9680 0MV2N1A05"),
-        # The firmware is the same on all boards.
+        # This firmware must be the same on all boards, so the model of the board is not read.
         ({"Id": "HGX_FW_BMC_0", **related("/Chassis/HGX_BMC_0")}, ""),
         ({"Id": "BIOS", **related("/Systems/1/Bios")}, ""),
         # The part cannot be read, or is not known.
@@ -262,7 +262,7 @@ def related(path: str) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_model_of_the_part_is_read_with_its_firmware(certificate: Path, item: dict[str, Any], part: str) -> None:
-    """Names and models are those of real servers (mock-ups in github.com/NVIDIA/libredfish). `part`: empty if not known."""
+    """Names and models are those of real servers (mock-ups in github.com/NVIDIA/libredfish). `part`: empty if none is read."""
     resources = bmc.old_schema()
     for supply, model in zip(resources[POWER]["PowerSupplies"], (SOURCE_A, SOURCE_B, SOURCE_A, SOURCE_A), strict=True):
         supply |= model
@@ -816,7 +816,7 @@ def test_sensor_alarm_follows_from_the_critical_limits(number: float, low: float
         ({"Id": "Dreadnought"}, False),
     ],
 )
-def test_logs_of_logins_are_no_event_logs(log: dict[str, Any], is_hardware: bool) -> None:
+def test_only_a_log_of_hardware_events_is_an_event_log(log: dict[str, Any], is_hardware: bool) -> None:
     assert is_event_log(log) is is_hardware
 
 
@@ -852,7 +852,7 @@ def test_inlet_temperature_is_that_of_the_air_that_enters_the_chassis(
         ("System Board Exhaust Temp", "SystemBoard", {"UpperThresholdCritical": 80}, "outlet"),
     ],
 )
-def test_sensor_with_higher_limits_than_the_air_of_a_room_is_on_a_board(
+def test_sensor_with_a_limit_too_high_for_room_air_is_no_inlet_sensor(
     name: str, context: str | None, limits: dict[str, Any], side: str
 ) -> None:
     """The sensors and limits are those of a DGX H100, whose BMC reports `Intake` for all sensors, and of HPE, Dell and GB200."""

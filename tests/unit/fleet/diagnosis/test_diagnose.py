@@ -387,7 +387,7 @@ def test_title_names_the_link_that_is_down_and_not_its_speed() -> None:
     assert cause.title == "GPU 1 of a has 1 NVLink down"
 
 
-def test_hosts_that_lack_evidence_for_the_same_reason_share_a_cause() -> None:
+def test_missing_evidence_of_several_hosts_with_one_reason_is_one_cause() -> None:
     verdicts = [missing(name, host=host) for host in "ab" for name in ("training.loss", "stage.benchmark")]
     (cause,) = diagnose(verdicts, {})
     assert (cause.hosts, len(cause.verdicts), cause.problem) == (("a", "b"), 4, "not-verified")

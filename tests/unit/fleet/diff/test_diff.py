@@ -316,7 +316,7 @@ def test_figures_of_a_moved_gpu_are_compared_on_its_new_host() -> None:
     ]
 
 
-def test_unmeasured_figures_are_counted_but_are_not_regressions() -> None:
+def test_unmeasured_and_new_figures_are_no_regressions() -> None:
     old = host(figures=[("S1", figure(100.0)), ("S1", figure(9.0, name="stress.throughput"))])
     new = host(figures=[("S1", figure(100.0)), ("S1", figure(9.0, name="gemm.throughput"))])
     listed = changes({"h1": old}, {"h1": new})
@@ -362,8 +362,9 @@ def test_figures_of_a_part_that_had_none_before_are_counted(
     ],
 )
 def test_missing_figure_of_a_former_part_is_not_counted(serial: str, scope: str, last_run: str, missing: int) -> None:
-    """The runs r0 and r1 measured the figure, and the new run did not. `last_run` is the last run of the earlier state.
+    """The runs r0 and r1 measured the figure, and the new run did not. `missing`: 1 if the figure counts as missing.
 
+    A part that the new run lacks is a former part only if `last_run`, the last earlier run, did not measure it either (r2).
     The new run has the hosts h1 and h2. The host h1 has the GPUs S1 and S2, the adapter mlx5_0 and the interface eth0.
     """
     kept = figure(100.0, name="memory.bandwidth", runs=3)

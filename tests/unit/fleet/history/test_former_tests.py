@@ -125,7 +125,7 @@ def test_generated_runs_have_findings_gaps_and_gangs(fleet: Path) -> None:
     assert {key[0] for run in runs for key in run.cost_s} == {BENCHMARK, "gang"}
 
 
-def test_findings_of_all_runs_count_but_only_the_newest_durations(tmp_path: Path) -> None:
+def test_findings_are_from_all_runs_and_durations_from_the_newest(tmp_path: Path) -> None:
     for number in range(RUNS):
         test: Row = {"host": "h1", "stage": BENCHMARK, "benchmark": "gemm", "measured": True}
         tests = (

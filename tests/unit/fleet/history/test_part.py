@@ -90,7 +90,7 @@ def test_problem_is_gone_only_in_a_run_that_measured_what_had_failed(tmp_path: P
              "severity": "critical", "confidence": "certain", "waived": False}  # fmt: skip
     for number, rows in enumerate(FleetHistory(racks=6, hosts=3, gpus=3, months=4).runs()):
         copies = {"host": HOST, "stage": "benchmark", "benchmark": "peer_copy", "measured": True, "seconds": 1.0}
-        # In runs 0 and 2, HOST has this row. For simplicity, the rows of all hosts contain the same row of HOST.
+        # Runs 0 and 2 measured the copies of HOST. For simplicity, this row of HOST is added to the rows of every host.
         hosts = [
             replace(host, tests=(*host.tests, {**copies, "failed": number == 0})) if number in (0, 2) else host
             for host in rows.hosts
@@ -103,7 +103,7 @@ def test_problem_is_gone_only_in_a_run_that_measured_what_had_failed(tmp_path: P
 
 
 SERIAL, ADDRESS, UUID = "SIM0000010{}", "0000:{:02}:00.0", "GPU-51400000-0000-4000-8000-00000001000{}"
-"""Of a GPU of r01-h02. Index 0 has PCI address 0000:06:00.0."""
+"""Templates for serial, PCI address and UUID of the GPUs of r01-h02. GPU 0 has the PCI address 0000:06:00.0."""
 
 
 @cache
