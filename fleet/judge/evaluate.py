@@ -30,6 +30,8 @@ REVALIDATE = "revalidate"
 """Prefix of the names of the profiles for parts in service."""
 STORAGE = "storage_"
 """Prefix of a criterion's `variable` whose value is in rackproof_storage_floors. The rest of `variable` is the key there."""
+FABRIC_RATES = ("fabric_bytes_per_second", "fabric_port_bytes_per_second")
+"""Values of a criterion's `variable` that are rates of the fabric. Figures are limited by `HostView.most_between_hosts` too."""
 COMPARE: Mapping[str, Callable[[float, float], bool]] = {
     "eq": operator.eq,
     "ge": operator.ge,
@@ -392,6 +394,8 @@ def limit_of(view: HostView, criterion: Criterion, observation: Observation) -> 
         return criterion.expected * criterion.fraction
     if criterion.variable:
         limit = inventory_value(view, criterion.variable)
+        if isinstance(limit, float) and criterion.variable in FABRIC_RATES and from_benchmark(observation.name):
+            limit = min(limit, view.most_between_hosts(observation.name))
         return limit * criterion.fraction if isinstance(limit, float) else limit
     return criterion.value
 
