@@ -206,6 +206,11 @@ class HostView:
         return min(known, default=None) if len(known) == len(pairs) else None
 
     @cached_property
+    def wiring(self) -> str:
+        """Return the numbers of NVLinks that join two GPUs of the host, such as `0,12`: some pairs have a bridge, others none."""
+        return ",".join(map(str, sorted(set(self.nvlinks.values()))))
+
+    @cached_property
     def has_lone_gpu(self) -> bool:
         """Return whether the host is a virtual machine with one GPU and nothing at the other end of its NVLinks.
 
