@@ -171,10 +171,11 @@ def _judge_series(
 ) -> Verdict | None:
     """Return the verdict on one series of observations.
 
-    The result is None in three cases:
+    The result is None in four cases:
     - There is nothing to compare the measured values with.
     - A benchmark has no measured value. Another check reports the missing value.
     - The criterion is optional, and the part does not support the reading.
+    - All values are `Criterion.unless`.
     """
     benchmark = from_benchmark(criterion.name)
     measured = [item for item in group if item.status == MEASURED]
@@ -183,7 +184,8 @@ def _judge_series(
         absences = []
     if measured and group[-1].status == UNSUPPORTED and (not criterion.optional or criterion.name.startswith(BMC)):
         absences.append(group[-1])  # the part supported the reading earlier in the run
-    verdict = _judge_measured(view, criterion, measured, figures) if measured else None
+    is_judged = criterion.unless is None or any(item.value != criterion.unless for item in measured)
+    verdict = _judge_measured(view, criterion, measured, figures) if measured and is_judged else None
     if verdict and absences and verdict.verdict == PASS and not benchmark and not criterion.best_of_run:
         absence = absences[-1]
         reason = f"{absence.status} {absence.params.get('phase', '')} {absence.stage}: {absence.reason}"

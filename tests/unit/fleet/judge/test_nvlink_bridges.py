@@ -1,4 +1,4 @@
-"""NVLink bridges of PCIe GPUs: hosts of one gang have the same bridges."""
+"""NVLink bridges of PCIe GPUs: a GPU has all links of its bridges or none, and hosts of one gang have the same bridges."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from fleet.judge.criteria import read_pack
 from fleet.judge.evidence import Evidence, Planned
 from fleet.judge.host_view import HostView
 from fleet.judge.judge import judge
@@ -19,6 +20,7 @@ from tests.unit.fleet.judge.test_stated import pack_of
 
 LINKS = {"a100-pcie-40": 12, "a100-pcie-80": 12, "h100-pcie": 12, "h100-nvl": 12, "h200-nvl": 18}
 """Model -> links of a GPU with all its bridges."""
+LINKS_OF_A_BRIDGE = 4
 
 
 def active(*counts: int) -> Metric:
@@ -62,6 +64,28 @@ def failed(
     }
 
 
+def test_every_model_whose_links_depend_on_bridges_has_the_criterion() -> None:
+    with_criterion = {name for name in LINKS if any(item.id == "nvlink-bridges" for item in read_pack(name).criteria)}
+    assert with_criterion == LINKS.keys()
+
+
+@pytest.mark.parametrize("model", LINKS)
+def test_gpu_has_all_links_of_its_bridges_or_none(model: str) -> None:
+    for count in range(LINKS[model] + 1):
+        found = failed({"h1": (count, LINKS[model])}, "nvlink-bridges", model)
+        expected = {} if count in (0, LINKS[model]) else {("h1", "gpu=0"): "reseat"}
+        assert found == expected, count
+
+
+@pytest.mark.parametrize("model", LINKS)
+@pytest.mark.parametrize("lost", [1, LINKS_OF_A_BRIDGE, -1])
+def test_links_that_are_lost_during_the_run_fail(model: str, lost: int) -> None:
+    full = LINKS[model]
+    left = 0 if lost < 0 else full - lost
+    found = failed({"h1": (full, full)}, "nvlink-bridges", model, later=(left, left))
+    assert found == {("h1", "gpu=0"): "reseat", ("h1", "gpu=1"): "reseat"}
+
+
 @pytest.mark.parametrize("gang", ["pair and single", "all bridged", "none bridged"])
 @pytest.mark.parametrize("hosts", [1, 2, 3])
 @pytest.mark.parametrize("model", LINKS)
@@ -69,7 +93,8 @@ def test_hosts_with_the_same_bridges_pass(model: str, hosts: int, gang: str) -> 
     full = LINKS[model]
     counts = {"pair and single": (full, full, 0), "all bridged": (full,) * 4, "none bridged": (0,) * 4}[gang]
     fleet = dict.fromkeys((f"h{at}" for at in range(hosts)), counts)
-    assert failed(fleet, "nvlink-vs-fleet", model) == {}
+    for criterion in ("nvlink-bridges", "nvlink-vs-fleet"):
+        assert failed(fleet, criterion, model) == {}
 
 
 @pytest.mark.parametrize(("left", "action"), [(0, "configure"), (8, "inspect_hardware")])
