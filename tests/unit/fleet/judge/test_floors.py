@@ -32,7 +32,7 @@ MODELS = tuple(name for name in shipped_packs() if read_pack(name).gpu_names)
 SXM = ("a100-sxm-40", "a100-sxm-80", "h100-sxm", "h200-sxm", "b200", "b300", "gb200", "gb300")
 PCIE_ONLY = ("a10", "l40s", "rtx-pro-6000-server", "t4")
 GIB = 1 << 30
-UNITS = {"gemm.throughput": "FLOP/s", "stress.throughput": "FLOP/s", "stress.power": "W"}
+UNITS = {"gemm.throughput": "FLOP/s", "stress.throughput": "FLOP/s", "stress.power": "W", "stress.throttled_share": "1"}
 
 
 def figure(name: str, value: float, *, scope: str = "gpu=0", stage: str = "benchmark", **params: Value) -> Observation:
@@ -700,6 +700,13 @@ RINGS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 def test_power_of_a_healthy_a100_passes_and_a_much_lower_power_fails(watts: float, expected: str) -> None:
     for model in ("a100-sxm-40", "a100-sxm-80"):
         assert outcomes(model, [figure("stress.power", watts, dtype="bf16")]) == [expected]
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.0, PASS), (0.05, PASS), (0.06, FAIL), (1.0, FAIL)])
+@pytest.mark.parametrize("model", MODELS)
+def test_gpu_that_its_hardware_slows_down_for_more_than_a_moment_fails(model: str, share: float, expected: str) -> None:
+    slowdown = figure("stress.throttled_share", share, dtype="bf16", reason="hw_slowdown")
+    assert outcomes(model, [slowdown]) == [expected]
 
 
 def model_evidence(plan: Plan, model: str, count: int) -> dict[str, Evidence]:
