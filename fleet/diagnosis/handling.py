@@ -231,6 +231,14 @@ HANDLING = {
         "Drain the host and reboot it. If the link is still down, reseat the GPU.",
         "return the GPU (RMA). If a link of the new GPU is down, too, inspect the baseboard.",
     ),
+    ("nvlink", "reseat", ""): Handling(
+        "Drain the host and power it off. Check that all NVLink bridges of this GPU are there and seated.",
+        "replace the bridges one at a time. If the links stay down with new bridges, return the GPU (RMA).",
+    ),
+    ("nvlink", "configure", ""): Handling(
+        "Compare the NVLink bridges of the host with the order. Fit those that are missing, and measure again.",
+        "reseat the bridges. If the GPU has none by design, put its host in another gang (rackproof_gang).",
+    ),
     ("pcie-link", "reseat", "gpu"): Handling(
         "Drain the host and power it off. Reseat the GPU, and its riser or cable if it has one.",
         "swap the GPU with another one. If the fault moves with it, return the GPU (RMA), otherwise inspect the slot.",

@@ -450,6 +450,7 @@ PROBLEMS = (
             "gpu.power_limit",
             "gpu.throttle.*,reason=*power_brake",
             "stress.throttled_share,reason=*power_brake",
+            "stress.throttled_share,reason=hw_slowdown",
             "gpu.clock.lowered",
         ),
         explains=("gpu.power_limit*", "gpu.throttle.*", "gpu.clock.*", *_COMPUTE),

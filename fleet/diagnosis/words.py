@@ -306,6 +306,8 @@ def power_limited(shown: Sequence[Verdict]) -> str:
     if shown[0].name == "gpu.power_limit_lowered" and limits:
         value, wanted = format_pair(limits[0].value, limits[0].limit, "W")
         return f"has its power limit lowered to {value} instead of {wanted}"
+    if shown[0].params.get("reason") == "hw_slowdown" and (share := finite(shown[0].value)):
+        return f"is slowed down by its hardware (HW Slowdown), not by heat, for {number(100 * share, 2)} % of the stress test"
     return describe(shown)
 
 

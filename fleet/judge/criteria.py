@@ -113,6 +113,8 @@ class Criterion:
     optional: bool = False
     """There is no verdict if the part does not support the reading, if the fleet is too small to compare with, if the accepted
     record does not have the figure, or (with `same_as_fleet`) if the host does not report the value."""
+    unless: Value = None
+    """A part that has this value during the whole run does not have what the criterion judges, and gets no verdict."""
     best_of_run: bool = False
     """One good value in the run is enough to pass. Without this flag, one bad value fails."""
     basis: str = "policy"

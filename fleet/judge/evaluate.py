@@ -30,6 +30,8 @@ REVALIDATE = "revalidate"
 """Prefix of the names of the profiles for parts in service."""
 STORAGE = "storage_"
 """Prefix of `Criterion.variable`. The rest of `variable` is then a key of the inventory variable rackproof_storage_floors."""
+FABRIC_RATES = ("fabric_bytes_per_second", "fabric_port_bytes_per_second")
+"""Values of a criterion's `variable` that are rates of the fabric. Figures are limited by `HostView.most_between_hosts` too."""
 COMPARE: Mapping[str, Callable[[float, float], bool]] = {
     "eq": operator.eq,
     "ge": operator.ge,
@@ -169,10 +171,11 @@ def _judge_series(
 ) -> Verdict | None:
     """Return the verdict on one series of observations.
 
-    The result is None in three cases:
+    The result is None in four cases:
     - There is nothing to compare the measured values with.
     - A benchmark has no measured value. Another check reports the missing value.
     - The criterion is optional, and the part does not support the reading.
+    - All values are `Criterion.unless`.
     """
     benchmark = from_benchmark(criterion.name)
     measured = [item for item in group if item.status == MEASURED]
@@ -181,7 +184,8 @@ def _judge_series(
         absences = []
     if measured and group[-1].status == UNSUPPORTED and (not criterion.optional or criterion.name.startswith(BMC)):
         absences.append(group[-1])  # the part supported the reading earlier in the run
-    verdict = _judge_measured(view, criterion, measured, figures) if measured else None
+    is_judged = criterion.unless is None or any(item.value != criterion.unless for item in measured)
+    verdict = _judge_measured(view, criterion, measured, figures) if measured and is_judged else None
     if verdict and absences and verdict.verdict == PASS and not benchmark and not criterion.best_of_run:
         absence = absences[-1]
         reason = f"{absence.status} {absence.params.get('phase', '')} {absence.stage}: {absence.reason}"
@@ -392,6 +396,8 @@ def limit_of(view: HostView, criterion: Criterion, observation: Observation) -> 
         return criterion.expected * criterion.fraction
     if criterion.variable:
         limit = inventory_value(view, criterion.variable)
+        if isinstance(limit, float) and criterion.variable in FABRIC_RATES and from_benchmark(observation.name):
+            limit = min(limit, view.most_between_hosts(observation.name))
         return limit * criterion.fraction if isinstance(limit, float) else limit
     return criterion.value
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from functools import cached_property, lru_cache
 
 from fleet.judge.baseline import AcceptedRecord
-from fleet.judge.criteria import Criterion, Pack
+from fleet.judge.criteria import Criterion, Pack, name_matches
 from fleet.judge.evidence import Evidence
 from fleet.judge.observation_index import ObservationIndex, ObservationLookup
 from fleet.judge.pack_selection import criteria_by_id, select_packs
@@ -156,6 +157,38 @@ class HostView:
                         links[pair] = max(links.get(pair, 0), number)
         return links
 
+    def most_between_hosts(self, name: str) -> float:
+        """Return the highest rate (B/s) that a figure of this name between hosts can have because of the path inside this host.
+
+        Infinite if NVLinks join all GPUs of the host. Otherwise all data pass the PCIe link of a GPU, so several ports are not
+        faster than one, except for all_to_all (NVIDIA/nccl issue 412). The rate is then the least of three rates: that of one
+        GPU's port, that of PCIe by the datasheet, and that of the same operation within the host. Rates that are not known are
+        left out.
+        """
+        if len(self.host.devices) > 1 and self._fewest_nvlinks != 0:
+            return math.inf
+        pcie: list[float] = [pack.datasheet["pcie"]["bandwidth"] for pack in self.packs if "pcie" in pack.datasheet]
+        return min(self.fabric_port, *pcie, self._rates_over_pcie.get(name, math.inf))
+
+    @cached_property
+    def _rates_over_pcie(self) -> Mapping[str, float]:
+        """Return the name of each bandwidth of a collective -> its highest value within the host, if PCIe limits it.
+
+        Empty if no figure between hosts is judged by the rate of the fabric.
+        """
+        if not (self.host.gang and self.host.fabric_gbps and self._fewest_nvlinks == 0):
+            return {}
+        names = [name for name in self.observations.benchmark_names() if name_matches("collective.*.busbw", name)]
+        figures = {
+            name: [
+                float(item.value)
+                for item in self.observations[name]
+                if not Scope.parse(item.scope).is_gang and isinstance(item.value, int | float)
+            ]
+            for name in names
+        }
+        return {name: max(values) for name, values in figures.items() if values}
+
     def nvlinks_between(self, scope: str) -> int | None:
         """Return the number of NVLinks of the pair of GPUs in `scope`.
 
@@ -171,6 +204,11 @@ class HostView:
         pairs = [f"gpu={first},peer={second}" for first, second in itertools.permutations(self.host.devices, 2)]
         known = [self.nvlinks[pair] for pair in pairs if pair in self.nvlinks]
         return min(known, default=None) if len(known) == len(pairs) else None
+
+    @cached_property
+    def wiring(self) -> str:
+        """Return the numbers of NVLinks that join two GPUs of the host, such as `0,12`: some pairs have a bridge, others none."""
+        return ",".join(map(str, sorted(set(self.nvlinks.values()))))
 
     @cached_property
     def has_lone_gpu(self) -> bool:
@@ -268,6 +306,7 @@ class HostView:
             *(tuple(self.snapshot_phases), tuple(self.evidence.gpu_scopes().items())),
             *(tuple(self.names.items()), tuple(self.part_numbers.items())),
             *(self.product, tuple(self.nvlinks.items()), self.fabric_port, self.has_lone_gpu, bool(self.nvlink_domain)),
+            *self._rates_over_pcie.items(),
             *map(id, self.packs),
         )
 

@@ -60,6 +60,12 @@ Only figures with the same text are compared. Virtual disks have no model."""
 HOST_FIGURES = ("host_memory.", "host_compute.", "host_copy.", "dataloader.")
 """Prefixes of the figures that depend on processors, memory or PCIe slots of the host. Only hosts of the same product are
 compared, because servers of two vendors with the same GPUs differ in these parts. Other figures are compared across products."""
+WIRED_FIGURES = (
+    "collective.", "fashion_mnist.", "group_copy.", "mixture_of_experts.", "model_parallel.", "training.", "transformer.",
+    "variants.",
+)  # fmt: skip
+"""Prefixes of the figures for which the GPUs of a host exchange data. They are compared only between hosts whose GPUs are joined
+in the same way, by NVLinks or PCIe."""
 
 FigureKey = tuple[str, str, str, str, tuple[tuple[str, Value], ...], str]
 """Model (of the GPU, module or disk; for HOST_FIGURES, also the product of the host), name, stage, kind of scope and settings:
@@ -231,7 +237,10 @@ class FleetFigures:
         if item.name.startswith(HOST_FIGURES) and view.product:
             model = f"{model} in {view.product}"
         part_number = view.part_numbers.get(scope.device, "") if item.name.startswith(MEMORY_FIGURES) else ""
-        return model, item.name, item.stage, scope.kind, tuple(self._planned.params(item).items()), part_number
+        settings = tuple(self._planned.params(item).items())
+        if item.name.startswith(WIRED_FIGURES) and not scope.is_gang:
+            settings += (("nvlinks", view.wiring),)
+        return model, item.name, item.stage, scope.kind, settings, part_number
 
 
 def model_readings(criterion: Criterion) -> tuple[str, ...]:

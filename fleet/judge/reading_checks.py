@@ -86,7 +86,8 @@ def reading_check(
     is_simple = not (
         criterion.stage or "phase" in criterion.where or criterion.best_of_run or criterion.operator == "eq"
         or criterion.per_hour or criterion.same_as_fleet is not None or criterion.baseline is not None
-        or (criterion.delta and criterion.operator in FLOORS) or criterion.name not in names or len(names) > 1
+        or criterion.unless is not None or (criterion.delta and criterion.operator in FLOORS)
+        or criterion.name not in names or len(names) > 1
     )  # fmt: skip
     if not is_simple:
         return None

@@ -36,8 +36,11 @@ two are enough."""
 MIN_ALIKE_SHARE = 0.75
 """Parts to which MIN_ALIKE applies are compared only if at least this share of them agrees. So at most two of eight, or one of
 four, fail."""
-SLOT_READINGS = "pcie."
-"""Prefix of the names of readings that depend on the slot: a GPU is compared with the GPU of the same index on other hosts."""
+PCI_READINGS = "pcie."
+"""Prefix of the names of readings of PCI devices."""
+SLOT_READINGS = (PCI_READINGS, "gpu.nvlink.active_links")
+"""Prefixes of the names of readings that depend on the slot: a GPU is compared with the GPU of the same index on other hosts. For
+example, only GPUs in some slots may have NVLink bridges."""
 BY_PART_NUMBER = ("gpu.vbios_version", "gpu.inforom.version")
 """Readings that belong to a part number of a GPU: a replacement GPU with another part number has another VBIOS and InfoROM."""
 BY_PART: Mapping[str, str] = {
@@ -303,7 +306,7 @@ def _compared(view: HostView, criterion: Criterion) -> Iterator[Observation]:
     PCI readings of drives are left out: hosts of one purchase order may have different drives.
     """
     drives: set[str] = set()
-    if criterion.name.startswith(SLOT_READINGS):
+    if criterion.name.startswith(PCI_READINGS):
         drives = {scope for scope, kind in view.observations.last_values(PCI_KIND).items() if kind == DRIVE}
     for observation in with_matching_name(view, criterion):
         if observation.scope not in drives and matches(criterion, observation):

@@ -50,6 +50,7 @@ def wanted_text(criterion: Criterion) -> str:
         text += f" per hour {'during' if criterion.delta else 'before'} the run"
     elif criterion.delta:
         text = _CHANGE_TEXTS.get(text, f"change {text} during the run")
+    text += f", or {criterion.unless} during the whole run" if criterion.unless is not None else ""
     text += ", best value of the run" if criterion.best_of_run else ""
     return text + (" if present" if criterion.optional else "")
 

@@ -153,7 +153,7 @@ VOLUMES = (
     "VMware Virtual NVMe Disk                ",
     "ORCL-VBOX-NVME-VER12                    ",
 )
-"""Models of volumes that can be attached and detached. Sources: kubernetes-sigs/alibaba-cloud-csi-driver, the default model of NVIDIA's SNAP 3 and examples of its
+"""Models of volumes. Sources: kubernetes-sigs/alibaba-cloud-csi-driver, the default model of NVIDIA's SNAP 3 and examples of its
 documentation, QEMU's hw/nvme/ctrl.c, logs of virtual machines."""
 SCSI = {
     "VMware PVSCSI": ("VMware  ", "Virtual disk    "),

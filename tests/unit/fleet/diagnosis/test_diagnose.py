@@ -651,6 +651,32 @@ def test_power_brake_is_a_fault_of_the_power_supply(name: str) -> None:
     assert "power supplies" in handling(cause).now
 
 
+SLOWDOWN = {"value": 1.0, "limit": 0.05, "params": {"reason": "hw_slowdown"}}
+
+
+def test_hardware_slowdown_explains_slow_figures_and_leads_to_the_power_supply() -> None:
+    verdicts = [
+        failed("stress.throttled_share", action="inspect_hardware", **SLOWDOWN),
+        failed("stress.throughput", value=1e14, limit=2e14, operator="ge", action="rma"),
+        failed("gemm.throughput", value=1e14, limit=2e14, operator="ge", action="rma"),
+    ]
+    (cause,) = diagnose(verdicts, {})
+    assert (cause.problem, cause.verdicts, cause.action) == ("power-limited", (0, 1, 2), "inspect_hardware")
+    assert "slowed down by its hardware (HW Slowdown), not by heat, for 100 % of the stress test" in cause.title
+    assert "power supplies" in handling(cause).now
+
+
+@pytest.mark.parametrize(("reason", "problem"), [("hw_thermal", "hot"), ("hw_power_brake", "power-limited")])
+def test_hardware_slowdown_belongs_to_the_reason_that_the_driver_states(reason: str, problem: str) -> None:
+    verdicts = [
+        failed("stress.throttled_share", value=1.0, limit=0.0, params={"reason": reason}),
+        failed("stress.throttled_share", **SLOWDOWN),
+    ]
+    (cause,) = diagnose(verdicts, {})
+    assert (cause.problem, cause.verdicts) == (problem, (0, 1))
+    assert "HW Slowdown" not in cause.title
+
+
 def test_adapter_that_is_slow_on_its_own_is_not_explained_by_its_slow_host() -> None:
     """A slow host explains slow transfers to other hosts, but not slow transfers within the host (stage `benchmark`)."""
     share = {"value": 0.5, "limit": 0.8, "operator": "ge"}

@@ -32,7 +32,7 @@ MODELS = tuple(name for name in shipped_packs() if read_pack(name).gpu_names)
 SXM = ("a100-sxm-40", "a100-sxm-80", "h100-sxm", "h200-sxm", "b200", "b300", "gb200", "gb300")
 PCIE_ONLY = ("a10", "l40s", "rtx-pro-6000-server", "t4")
 GIB = 1 << 30
-UNITS = {"gemm.throughput": "FLOP/s", "stress.throughput": "FLOP/s", "stress.power": "W"}
+UNITS = {"gemm.throughput": "FLOP/s", "stress.throughput": "FLOP/s", "stress.power": "W", "stress.throttled_share": "1"}
 
 
 def figure(name: str, value: float, *, scope: str = "gpu=0", stage: str = "benchmark", **params: Value) -> Observation:
@@ -615,10 +615,11 @@ def test_healthy_fabric_passes_and_a_much_slower_fabric_fails(row: Fabric) -> No
 def test_every_rate_between_hosts_has_a_floor(model: str, gpus: int, hosts: int) -> None:
     def figures(rate: float) -> list[Observation]:
         params: dict[str, Value] = {"world_size": hosts * gpus, "placement": "in_place"}
+        rings = RINGS if model == "h100-sxm" else ()  # over PCIe, several ports are not faster than one
         single = [
             figure(
                 f"collective.{op}.busbw",
-                rate * (gpus if op in RINGS else 1),
+                rate * (gpus if op in rings else 1),
                 scope="gang=g",
                 stage="gang",
                 size_bytes=size,
@@ -629,9 +630,59 @@ def test_every_rate_between_hosts_has_a_floor(model: str, gpus: int, hosts: int)
         pairs = [figure("pairs.bandwidth", rate, scope=f"gpu={at},partner=h2", stage="gang") for at in range(gpus)]
         return [*single, *pairs]
 
-    for rate, expected in ((36e9, PASS), (1e6, FAIL)):
+    healthy = {"h100-sxm": 36e9, "a10": 25e9}[model]  # 0.72 of the port, or 0.78 of PCIe
+    for rate, expected in ((healthy, PASS), (1e6, FAIL)):
         found = outcomes(model, figures(rate), count=gpus, hosts=hosts, gbps=400)
         assert set(found) == {expected}
+
+
+class OverPcie(NamedTuple):
+    """Rates in GB/s of healthy hosts whose GPUs no NVLink joins: the same operation within a host and between the hosts."""
+
+    model: str
+    hosts: int
+    gpus: int
+    gbps: float
+    op: str
+    within: float
+    between: float
+    source: str
+
+
+OVER_PCIE = (
+    OverPcie("l40s", 2, 2, 100, "all_reduce", 0.0, 9.6, "one log, RoCE; not measured within the host"),
+    OverPcie("l40s", 2, 4, 200, "all_reduce", 20.0, 20.0, "PCIe Gen4: GTC24 S62129 states 24"),
+    OverPcie("l40s", 4, 4, 200, "broadcast", 20.0, 20.0, "as above"),
+    OverPcie("l40s", 4, 8, 400, "reduce", 20.0, 20.0, "as above"),
+    OverPcie("a100-pcie-80", 4, 4, 200, "all_reduce", 5.2, 5.2, "one log, container"),
+    OverPcie("h100-pcie", 2, 1, 100, "all_gather", 0.0, 9.45, "one log, PCIe RoCE"),
+    OverPcie("a10", 2, 1, 400, "all_gather", 0.0, 21.8, "NVIDIA/nvbandwidth issue 50, A6000 with the same link"),
+    OverPcie("rtx-pro-6000-server", 2, 8, 400, "all_reduce", 46.4, 37.0, "local-inference-lab/rtx6kpro"),
+    OverPcie("rtx-pro-6000-server", 3, 8, 400, "all_reduce", 22.0, 22.0, "local-inference-lab/rtx6kpro"),
+    OverPcie("rtx-pro-6000-server", 3, 6, 400, "all_gather", 7.0, 7.0, "local-inference-lab/rtx6kpro"),
+    OverPcie("rtx-pro-6000-server", 2, 8, 400, "all_to_all", 12.0, 12.0, "PCIe Gen5: GTC24 S62129"),
+    OverPcie("a10", 2, 8, 200, "all_to_all", 6.0, 6.0, "half of the rate over PCIe Gen5"),
+)
+
+
+@pytest.mark.parametrize("row", OVER_PCIE, ids=lambda row: f"{row.model} {row.hosts}x{row.gpus} {row.gbps:g} {row.op}")
+def test_fabric_of_hosts_without_nvlink_is_judged_by_the_path_within_the_hosts(row: OverPcie) -> None:
+    name, world = f"collective.{row.op}.busbw", row.hosts * row.gpus
+    within = [figure(name, row.within * 1e9, scope="host", size_bytes=GIB, world_size=row.gpus)] if row.within else []
+    for factor, expected in ((1.0, PASS), (0.25, FAIL)):
+        between = [
+            figure(name, row.between * factor * 1e9, scope="gang=g", stage="gang", size_bytes=size, world_size=world)
+            for size in (GIB, 4 * GIB)
+        ]
+        found = outcomes(row.model, [*within, *between], count=row.gpus, hosts=row.hosts, gbps=row.gbps, path="NODE")
+        assert set(found[len(within) :]) == {expected}, row.source
+
+
+def test_slow_ring_within_a_host_with_nvlinks_does_not_lower_the_limits_of_the_fabric() -> None:
+    name = "collective.all_gather.busbw"
+    within = figure(name, 7e9, scope="host", size_bytes=GIB, world_size=8)
+    between = figure(name, 188e9 / 2, scope="gang=g", stage="gang", size_bytes=4 * GIB, world_size=16)
+    assert outcomes("h100-sxm", [within, between], count=8, hosts=2, gbps=200)[1] == FAIL
 
 
 @pytest.mark.parametrize(("rate", "expected"), [(1.4e7, PASS), (1e6, FAIL)])
@@ -649,6 +700,13 @@ RINGS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 def test_power_of_a_healthy_a100_passes_and_a_much_lower_power_fails(watts: float, expected: str) -> None:
     for model in ("a100-sxm-40", "a100-sxm-80"):
         assert outcomes(model, [figure("stress.power", watts, dtype="bf16")]) == [expected]
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.0, PASS), (0.05, PASS), (0.06, FAIL), (1.0, FAIL)])
+@pytest.mark.parametrize("model", MODELS)
+def test_gpu_that_its_hardware_slows_down_for_more_than_a_moment_fails(model: str, share: float, expected: str) -> None:
+    slowdown = figure("stress.throttled_share", share, dtype="bf16", reason="hw_slowdown")
+    assert outcomes(model, [slowdown]) == [expected]
 
 
 def model_evidence(plan: Plan, model: str, count: int) -> dict[str, Evidence]:

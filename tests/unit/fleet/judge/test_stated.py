@@ -28,6 +28,14 @@ MEMORY_MIB = {
     "gb200": 189471, "h100-nvl": 95830, "h100-pcie": 81559, "h100-sxm": 81559, "h200-sxm": 143771, "l40s": 45634, "t4": 15109,
 }  # fmt: skip
 """Model -> the least memory in MiB that nvidia-smi is known to report for a healthy part, with ECC on."""
+CORES = {
+    "a10": 72 * 128, "a100-pcie-40": 108 * 64, "a100-pcie-80": 108 * 64, "a100-sxm-40": 108 * 64, "a100-sxm-80": 108 * 64,
+    "b200": 148 * 128, "b300": 148 * 128, "gb200": 152 * 128, "gb300": 152 * 128, "gh200": 132 * 128, "gh200-144": 132 * 128,
+    "h100-nvl": 132 * 128, "h100-pcie": 114 * 128, "h100-sxm": 132 * 128, "h200-nvl": 132 * 128, "h200-sxm": 132 * 128,
+    "l40s": 142 * 128, "rtx-pro-6000-server": 188 * 128, "t4": 40 * 64,
+}  # fmt: skip
+"""Model -> the number of cores of the part that is sold: SMs (multiProcessorCount, as users publish it) times cores per SM. A die
+has more SMs than the part, because NVIDIA switches some off."""
 
 
 def metric(name: str, values: Mapping[str, Any], unit: str = "1") -> Metric:
@@ -83,6 +91,13 @@ def test_least_memory_that_healthy_parts_report_passes(model: str) -> None:
     plan = one_figure_plan(rackproof_gpu_model=model)
     readings = {"h1": (metric("gpu.memory.total", {"gpu=0": MEMORY_MIB[model] * MIB}, "B"),)}
     assert failures(plan, pack_of(model, "model-memory"), readings) == []
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_number_of_cores_that_healthy_parts_report_passes(model: str) -> None:
+    plan = one_figure_plan(rackproof_gpu_model=model)
+    readings = {"h1": (metric("gpu.core_count", {"gpu=0": CORES[model]}),)}
+    assert failures(plan, pack_of(model, "model-cores"), readings) == []
 
 
 def ports(*, down: int = 0, rate: float = PORT_RATE, count: int = 8, **states: str) -> tuple[Metric, ...]:
