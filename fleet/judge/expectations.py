@@ -114,9 +114,9 @@ def collector_failures(view: HostView) -> Iterator[Verdict]:
 def missing_observations(view: HostView) -> Iterator[Verdict]:
     """Yield an inconclusive verdict for every observation that the plan expects and that was not measured.
 
-    If nothing of a stage was observed, there is only one verdict, on the stage. Otherwise the stage also gets a
-    verdict of its own if its last launch failed, or if its figures are complete but the record has no launch of it. One more
-    verdict follows if no snapshot was taken after the last finished launch.
+    A stage of which nothing was observed gets one verdict instead. A stage gets one more verdict if its last launch failed, or
+    if its figures are complete but the record has no launch of it. The host gets one more verdict if no snapshot was taken after
+    the last finished launch.
     """
     for stage in view.plan.stages:
         expectations = [item for item in view.expected if item.stage == stage.name]
@@ -129,7 +129,7 @@ def missing_observations(view: HostView) -> Iterator[Verdict]:
             for scope in view.plan.scopes_of(view.host, item):
                 partner = Scope.parse(scope).get("partner")
                 if partner and members and partner not in members:
-                    continue  # the partner did not launch: that is one verdict on the partner, not one on each other host
+                    continue  # the partner did not launch, which gives one verdict on the partner
                 observation = view.lookup.find(item, scope)
                 observed |= observation is not None
                 if observation is None:

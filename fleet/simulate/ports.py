@@ -85,8 +85,8 @@ def port_observations(plan: Plan, host: PlannedHost, stage: str, partners: int, 
         host: the host.
         stage: the stage.
         partners: number of hosts with which the host is paired in the stage `gang`. The partners are numbered from 0.
-        later_partners: number of partners that come after `host` in the gang. These partners have the lowest numbers. `host`
-            reports latency and message rate only for these partners, because only one host of each pair reports them.
+        later_partners: number of partners that come after `host` in the gang; they have the first numbers. The first host of
+            a pair reports the latency and message rate of the pair.
     """
     planned = plan.stage(stage).benchmarks
     if VERBS not in planned:
@@ -123,7 +123,7 @@ def _is_share(figure: PortFigure) -> bool:
 
 
 def _group(figure: PortFigure, rail: int, partner: int | str) -> str:
-    """Return the group of a figure (see `template.Slot`). All figures of one test have the same group, and so the same level."""
+    """Return the group of a figure (see `template.Slot`). A fault slows all figures of a group by the same factor."""
     return f"{figure.test}/{rail}/{partner}/{sorted(figure.params.items())}"
 
 

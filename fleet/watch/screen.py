@@ -156,9 +156,10 @@ def _run_state(view: View) -> str:
         exited = f": {view.by} held the lock and has exited" if view.by else ""
         return f"not running{exited}; started {age} ago{attempt}"
     unknown = " (cannot be verified from this machine)" if view.is_running is None else ""
-    since = f" since {clock(view.since)}" if view.since else ""
     left = f", about {duration(view.expected_s)} left" if view.expected_s is not None else ""
-    return f"running: {view.by}{since}{unknown}, started {age} ago{attempt}{left}"
+    if attempt and view.since:
+        attempt += f" since {clock(view.since)}"
+    return f"running: {view.by}{unknown}, started {age} ago{attempt}{left}"
 
 
 def _state_counts(view: View, stage: str) -> Text:

@@ -52,7 +52,7 @@ def query_gpus(pattern, *command, timeout=120):
     """Run a query of nvidia-smi. Return the lines that match `pattern`, and an error message if there is no such line.
 
     nvidia-smi exits with an error if one GPU does not respond or has a corrupted infoROM. This error is ignored if a line
-    matches, because the readings of the run judge such a GPU.
+    matches: the acceptance run finds such a GPU later.
     """
     output, error = run(*command, timeout=timeout)
     lines = [line.strip() for line in output.splitlines()]
