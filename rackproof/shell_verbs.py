@@ -20,7 +20,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     completion = verbs.add_parser(
         "completion",
         help="print completions for a shell",
-        epilog="examples: rackproof completion bash > ~/.local/share/bash-completion/completions/rackproof; "
+        epilog="examples: rackproof completion bash > ~/.local/share/bash-completion/completions/rackproof (create the directory "
+        "first: mkdir -p); "
         "rackproof completion zsh > DIRECTORY/_rackproof, where DIRECTORY is in $fpath; "
         "rackproof completion fish > ~/.config/fish/completions/rackproof.fish",
     )

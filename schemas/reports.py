@@ -74,8 +74,12 @@ class VerdictKind:
     """A launch, a stage or a soak did not finish."""
     TOO_FEW_PEERS = "too_few_peers"
     """Measured, but too few other parts have the figure for a comparison."""
+    NO_MAJORITY = "no_majority"
+    """Measured, but the values of the parts differ, and no majority shows which of them is right."""
     NO_BASELINE = "no_baseline"
-    """Measured, but the baseline does not have the figure, or the noise of the accepted figure is unknown or too large."""
+    """The baseline does not have the part, or the part was measured but the baseline does not have the figure."""
+    NOISY_BASELINE = "noisy_baseline"
+    """Measured, but the noise of the accepted figure is unknown or too large."""
     CONTRADICTORY = "contradictory"
     """Readings contradict each other, such as a counter or an uptime that fell."""
 

@@ -16,7 +16,7 @@ from fleet.cli.history_output import print_answer, print_rows
 from fleet.cli.modes import call_in_mode
 from fleet.history.answer import Answer
 from fleet.history.clocks import clock_notes
-from fleet.history.database import History
+from fleet.history.database import History, no_history
 from fleet.history.figure import Selection, figure_answer
 from fleet.history.imports import import_output
 from fleet.history.index import DEFAULT, KINDS, home, read_index
@@ -121,9 +121,8 @@ def call(options: argparse.Namespace) -> int:
     if options.what == "import":
         return _import(options)
     if options.what == "merge":
-        read = read_index(options.history, options.kind)
-        if read is None:
-            raise UsageError(f"history merge: no history of kind {options.kind} in {options.history}")
+        if read_index(options.history, options.kind) is None:
+            raise no_history(options.history, options.kind)
         print(
             f"{counted(merge_runs(options.history, options.kind), 'run')} merged in {home(options.history, options.kind)}"
         )

@@ -20,6 +20,7 @@ from fleet.planning.plan_run import PlanRequest, plan_run
 from fleet.planning.playbook_profiles import PLAYBOOKS
 from fleet.planning.test_selection import PastRun, selection_table
 from fleet.quantities import counted
+from fleet.records import run_lock
 from fleet.records.newest import RUNS
 from schemas import documents
 from schemas.errors import UsageError
@@ -50,6 +51,12 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         choices=PLAYBOOKS,
         help="refuse a profile that this playbook does not run (the playbook gives this option)",
     )
+    plan.add_argument(
+        "--only-check",
+        action="store_true",
+        help="only check the variables of the inventory, for teardown.yml: make no plan and lock no run; print the claim "
+        "(JSON) that identifies the playbook to the hosts",
+    )
     plan.add_argument("--run-dir", type=Path, help="begin or resume a run in this directory, whose name is the run id")
     plan.add_argument(
         "--budget",
@@ -74,6 +81,12 @@ def call(options: argparse.Namespace) -> int:
         command_line.refuse_with_inventory(options)
     hosts = command_line.hosts_of_options(options) if options.hosts else _hosts(options.inventory)
     directory = options.run_dir
+    if options.only_check:
+        if directory is None:
+            raise UsageError("--only-check without --run-dir: the claim names a run")
+        take_over = bool(next(iter(hosts.values())).get("rackproof_take_over", False))
+        print(json.dumps(run_lock.unlocked_claim(directory, take_over=take_over)))
+        return 0
     store, runs = _earlier_runs(options.history, next(iter(hosts.values())))
     request = PlanRequest(
         profile=options.profile,

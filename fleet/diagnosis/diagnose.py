@@ -30,10 +30,20 @@ from schemas.scopes import HOST, Scope
 from schemas.stages import GANG
 
 NOT_VERIFIED = "not-verified"
-"""Problem id of a cause whose verdicts are all inconclusive, and match no entry of `PROBLEMS`."""
+"""Problem id of a cause whose verdicts are all inconclusive, and match no entry of `PROBLEMS` or `WITHOUT_COMPARISON`."""
+WITHOUT_COMPARISON = {
+    VerdictKind.TOO_FEW_PEERS: "too-few-peers",
+    VerdictKind.NO_MAJORITY: "no-majority",
+    VerdictKind.NO_BASELINE: "no-baseline",
+    VerdictKind.NOISY_BASELINE: "noisy-baseline",
+}
+"""Kind of a verdict that is inconclusive although the part was measured -> problem id of the cause, in place of NOT_VERIFIED."""
 _MAX_NAMES = 4
 _CONFIDENCES = (CERTAIN, LIKELY, UNKNOWN)
-_SHARED_KINDS = (VerdictKind.PEERS, VerdictKind.IDENTITY, VerdictKind.SUSPECT, *STOPPED, VerdictKind.IN_USE)
+_SHARED_KINDS = (
+    *(VerdictKind.PEERS, VerdictKind.IDENTITY, VerdictKind.SUSPECT, *STOPPED, VerdictKind.IN_USE),
+    *WITHOUT_COMPARISON,
+)
 """Kinds of verdicts that may have the same cause on several hosts."""
 
 
@@ -372,7 +382,7 @@ def _cause(group: Sequence[_PartProblem], positions: Mapping[int, int]) -> Cause
     explained = [verdict for other in group for verdict in other.explained]
     failing = [verdict for verdict in (*shown, *explained) if verdict.verdict == FAIL]
     return Cause(
-        problem=item.problem.id if item.problem else first.name if failing else NOT_VERIFIED,
+        problem=_problem_id(item, is_failed=bool(failing)),
         title=f"{_subject(group)} {_predicate(item)}",
         why=words.why(first),
         verdict=FAIL if failing else INCONCLUSIVE,
@@ -387,6 +397,12 @@ def _cause(group: Sequence[_PartProblem], positions: Mapping[int, int]) -> Cause
         verdicts=tuple(positions[id(verdict)] for verdict in (*shown, *explained)),
         waiver=first.waiver,
     )
+
+
+def _problem_id(item: _PartProblem, *, is_failed: bool) -> str:
+    if item.problem:
+        return item.problem.id
+    return item.first.name if is_failed else WITHOUT_COMPARISON.get(item.first.kind, NOT_VERIFIED)
 
 
 def _cause_part(item: _PartProblem) -> CausePart:

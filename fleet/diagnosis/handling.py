@@ -54,6 +54,26 @@ _MEASURE_AGAIN = Handling(
     "read the logs of failed launches on the page of the host.",
 )
 WITHOUT_EVIDENCE = {
+    "too-few-peers": Handling(
+        "Measure as many parts of this model in one run as the cause states. If the fleet has fewer, remove the pack that "
+        "requires the comparison from rackproof_criteria, or from --criteria of rackproof report.",
+        "look in the report for the other parts of this model: their figures may be missing.",
+    ),
+    "no-majority": Handling(
+        "Measure the GPUs in one run with more GPUs of the same model and software, so that a majority shows which of them "
+        "are wrong. Do not use them until then.",
+        "measure them together with still more GPUs.",
+    ),
+    "no-baseline": Handling(
+        "Measure the part in a full run without rackproof_baseline. If this run is accepted, add it to the baseline: rackproof "
+        "baseline accept. Then measure the part again with rackproof_baseline.",
+        "compare profile and settings of the accepted run with those of this run, because only equal figures are compared.",
+    ),
+    "noisy-baseline": Handling(
+        "Measure the part in three or more full runs without rackproof_baseline, and add the accepted ones to the baseline: "
+        "rackproof baseline accept. Then measure the part again with rackproof_baseline.",
+        "find what makes the figure of a healthy part vary: other jobs, power limits or temperature.",
+    ),
     "no-record": Handling(
         "Fix what the cause names, then resume the run or measure the host again.",
         "check power, BMC, network and disk space of the host.",

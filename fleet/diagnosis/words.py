@@ -459,11 +459,14 @@ def clock_skew(shown: Sequence[Verdict]) -> str:
 
 
 def not_known(shown: Sequence[Verdict]) -> str:
-    """Return which readings have no result."""
+    """Return which readings have no result, which measured values were not judged, or that the baseline lacks the part."""
+    if shown[0].kind == VerdictKind.NO_BASELINE and shown[0].value is None:
+        return "has no usable record in the baseline"
+    verb = "has no result for" if shown[0].value is None else "was not judged on"
     names = list(dict.fromkeys(label(verdict.name) for verdict in shown))
     if len(names) > 3:
-        return f"has no result for {', '.join(names[:2])} and {len(names) - 2} more readings"
-    return f"has no result for {', '.join(names)}"
+        return f"{verb} {', '.join(names[:2])} and {len(names) - 2} more readings"
+    return f"{verb} {', '.join(names)}"
 
 
 def swapped(shown: Sequence[Verdict]) -> str:
@@ -550,4 +553,5 @@ def why(first: Verdict) -> str:
     if first.name == RATE and first.kind == VerdictKind.INVENTORY:
         return ""  # the title has it
     has_value = first.value is not None and first.kind != VerdictKind.IDENTITY
-    return first.detail if has_value else first.reason
+    # The title states value and limit of a failure, but not why a value was not judged.
+    return first.detail if has_value and (first.detail or first.verdict == FAIL) else first.reason

@@ -20,6 +20,17 @@ from schemas.errors import RunError, UsageError
 Rows = list[tuple[Any, ...]]
 
 
+def no_history(directory: Path, kind: str) -> RunError:
+    """Return the error for a directory without a history of this kind, with the remedy."""
+    others = [other for other in KINDS if other != kind and read_index(directory, other)]
+    remedy = (
+        f"to use another history of this directory, add {' or '.join(f'--kind {other}' for other in others)}"
+        if others
+        else f"add runs first: rackproof history import runs/* --history {directory}"
+    )
+    return RunError(f"no history of kind {kind} in {directory}: {remedy}")
+
+
 class History:
     """The history of a fleet, opened for reading."""
 
@@ -43,7 +54,7 @@ class History:
         """Read the index and create the views. With `complete`, also read every file to the end and compare its checksum."""
         index = read_index(self.directory, self.kind)
         if index is None:
-            raise RunError(f"no history of kind {self.kind} in {self.directory}: {self._remedy()}")
+            raise no_history(self.directory, self.kind)
         self.index = index
         self._database = connect()
         place = home(self.directory, self.kind).absolute()
@@ -56,12 +67,6 @@ class History:
         self._database.execute(f"set allowed_paths = {allowed}")
         self._database.execute("set enable_external_access = false")
         self._database.execute("set lock_configuration = true")
-
-    def _remedy(self) -> str:
-        others = [kind for kind in KINDS if kind != self.kind and read_index(self.directory, kind)]
-        if others:
-            return f"to read another history of this directory, add {' or '.join(f'--kind {kind}' for kind in others)}"
-        return f"add runs first: rackproof history import runs/* --history {self.directory}"
 
     def _undamaged(self, place: Path, index: Index, *, complete: bool) -> list[StoredFile]:
         files, self.problems = [], []

@@ -160,7 +160,7 @@ def _cause(cause: Mapping[str, Any]) -> str:
     """Return a line about a cause: the verdict, the title, the serial of the part, the reason, and what to do."""
     word = "waived" if cause.get("waiver") else "FAIL" if cause["verdict"] == FAIL else "INCOMPLETE"
     serial = f" (serial {cause['serial']})" if cause.get("serial") else ""
-    action = cause_action(cause["verdict"], cause.get("action", "none"))
+    action = cause_action(cause["verdict"], cause.get("action", "none"), cause.get("problem", ""))
     why = f": {cause['why']}" if cause.get("why") else ""
     return f"{word}: {cause['title']}{serial}{why}{f'; {action}' if action else ''}"
 

@@ -295,8 +295,10 @@ def _remedy(error: ValidationError) -> str:
     if error.validator != "type" or len(error.absolute_path) != 1:
         return ""
     name, value, wanted = error.absolute_path[0], error.instance, error.validator_value
-    if wanted == "string" and isinstance(value, float):  # YAML reads 580.10 as the number 580.1
-        return f', such as {name}: "{value}" (in an INI inventory {name}=\'"{value}"\')'
+    if wanted == "string" and isinstance(
+        value, float
+    ):  # the text may have been 580.10, which YAML reads as the number 580.1
+        return f' with all its digits: {name}: "…" (in the line of a host in an INI inventory {name}=\'"…"\')'
     if wanted in ("array", "object") and isinstance(value, str):
         example = "[a, b]" if wanted == "array" else "{name: value}"
         return f": an INI inventory and `-e NAME=VALUE` give text; set the variable in YAML: `{name}: {example}`"

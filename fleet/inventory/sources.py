@@ -1,4 +1,4 @@
-"""Find names that Ansible reads as another number, such as the rack 010, which is 8 in YAML."""
+"""Find names and versions that Ansible reads as another number: the rack 010 is 8 in YAML, and the version 1.20 is 1.2."""
 
 from __future__ import annotations
 
@@ -13,31 +13,30 @@ import yaml
 from schemas.errors import UsageError
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-INT_TAG = "tag:yaml.org,2002:int"
-Scalar = tuple[int, str, str, int]
-"""An integer in a file: line, variable, text, and the number that this text is read as."""
+NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+Scalar = tuple[int, str, str, int | float, str]
+"""A number in a file: line, variable, text, the number that this text is read as, and how to set the variable to the text."""
 
 
 def check_names_in_files(sources: Iterable[str], variables: Collection[str]) -> None:
     """Raise UsageError if one of these variables has a value that is read as another number: 010 is read as 8.
 
-    The value that Ansible returns does not show this: the racks `010` and `8` would be one rack. Files that cannot be read and
-    sources that are no files are left out: Ansible reports them if they are wrong.
+    The value that Ansible returns does not show this: the racks `010` and `8` would be one rack, and the version `550.120` would
+    be `550.12`. Files that cannot be read and sources that are no files are left out: Ansible reports them if they are wrong.
 
     Args:
         sources: as for `ansible-playbook -i`.
-        variables: variables whose values are names.
+        variables: variables whose values are texts, such as names and versions.
     """
     for path in dict.fromkeys(path for source in sources for path in _files(Path(source))):
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, ValueError):
             continue
-        in_yaml = sorted(_yaml_integers(text)) if path.suffix in ("", ".yml", ".yaml") else []
-        in_ini = _ini_integers(text) if path.suffix in ("", ".ini") else ()
-        for line, name, written, number in in_yaml or in_ini:
+        in_yaml = sorted(_yaml_numbers(text)) if path.suffix in ("", ".yml", ".yaml") else []
+        in_ini = _ini_numbers(text) if path.suffix in ("", ".ini") else ()
+        for line, name, written, number, quoted in in_yaml or in_ini:
             if name in variables and written != str(number):
-                quoted = f'{name}: "{written}"' if in_yaml else f"{name}='\"{written}\"'"
                 raise UsageError(
                     f"{path}:{line}: {name}: {written} is read as the number {number}: write it in quotes: {quoted}"
                 )
@@ -52,8 +51,8 @@ def _files(source: Path) -> list[Path]:
     return []
 
 
-def _yaml_integers(text: str) -> Iterator[Scalar]:
-    """Yield the integers that are the value of a key. A text that is not valid YAML has none."""
+def _yaml_numbers(text: str) -> Iterator[Scalar]:
+    """Yield the numbers that are the value of a key. A text that is not valid YAML has none."""
     with suppress(yaml.YAMLError):
         pending, visited = list(yaml.compose_all(text, Loader=LOADER)), set()
         while pending:
@@ -66,14 +65,31 @@ def _yaml_integers(text: str) -> Iterator[Scalar]:
             elif isinstance(node, yaml.MappingNode):
                 for key, value in node.value:
                     pending.append(value)
-                    if value.tag == INT_TAG:
-                        yield value.start_mark.line + 1, str(key.value), value.value, yaml.safe_load(value.value)
+                    if isinstance(value, yaml.ScalarNode) and value.tag in NUMBER_TAGS:
+                        with suppress(ValueError):  # `!!float x`
+                            name, written = str(key.value), value.value
+                            yield (
+                                value.start_mark.line + 1,
+                                name,
+                                written,
+                                yaml.safe_load(written),
+                                f'{name}: "{written}"',
+                            )
 
 
-def _ini_integers(text: str) -> Iterator[Scalar]:
-    """Yield the integers in an INI inventory. Ansible reads them as literals of Python."""
+def _ini_numbers(text: str) -> Iterator[Scalar]:
+    """Yield the numbers in an INI inventory. Ansible reads them as literals of Python.
+
+    In the line of a host, Ansible removes quotes before it reads a value: `x="1.20"` is the number 1.2, too.
+    """
+    is_of_group = False
     for number, line in enumerate(text.splitlines(), 1):
-        for name, written in re.findall(r"(?:^|\s)(\w+)\s*=\s*([0-9]\w*)(?=\s|$)", line.partition("#")[0]):
+        if section := re.match(r"\s*\[(.*)\]", line):
+            is_of_group = section[1].endswith(":vars")
+        quote = "" if is_of_group else "[\"']?"
+        value = rf"(?:^|\s)(\w+)\s*=\s*{quote}([0-9][\w.+-]*){quote}(?=\s|$)"
+        for name, written in re.findall(value, line.partition("#")[0]):
             with suppress(ValueError, SyntaxError):
-                if type(literal := ast.literal_eval(written)) is int:
-                    yield number, name, written, literal
+                if type(literal := ast.literal_eval(written)) in (int, float):
+                    quoted = f'"{written}"' if is_of_group else f"'\"{written}\"'"
+                    yield number, name, written, literal, f"{name}={quoted}"

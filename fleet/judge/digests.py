@@ -184,7 +184,7 @@ def digest_verdict(gpu: GpuDigest, verdict: str, reason: str, limit: Value = Non
         params=gpu.observation.params,
         verdict=verdict,
         criterion=CRITERION,
-        kind=VerdictKind.PEERS,
+        kind=VerdictKind.NO_MAJORITY if verdict == INCONCLUSIVE else VerdictKind.PEERS,
         value=gpu.digest,
         limit=limit,
         operator="eq" if limit is not None else "",

@@ -287,8 +287,9 @@ def _judge_against_baseline(view: HostView, criterion: Criterion, measured: Sequ
     limit = baseline.limit(criterion, level) if level else None
     if limit is None:
         why = baseline.too_noisy_reason(level) if level else "the accepted record of the part does not have this figure"
-        verdict = view.inconclusive(last.name, last.scope, why, last.stage, last.params, criterion)
-        return replace(verdict, kind=VerdictKind.NO_BASELINE, value=last.value, unit=criterion.unit)
+        kind = VerdictKind.NOISY_BASELINE if level else VerdictKind.NO_BASELINE
+        verdict = view.inconclusive(last.name, last.scope, why, last.stage, last.params, criterion, kind)
+        return replace(verdict, value=last.value, unit=criterion.unit)
     chosen = _deciding_observation(criterion, measured, limit[0])
     return _verdict(view, criterion, chosen, chosen.value, *limit)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.inventory.ansible import Variables
+from fleet.planning.plan import expected_costs
 from fleet.planning.test_selection import Key, PastRun, select_tests
 from fleet.records.newest import newest_first
 from schemas import documents
@@ -66,14 +67,15 @@ def apply_budget(
     budget_s = _budget(budget)
     if SOAK in profile["stages"]:
         raise UsageError(f"profile {profile['name']} is a burn-in: set rackproof_soak_duration in place of a budget")
-    stages = _candidates(profile, hosts)
     choice = _planned_choice(run_dir, budget_s)
     if choice is None:
         rehearsal = profile["device"] == "cpu"
         past = stored(set(hosts), rehearsal) if stored else []
         if runs and not past:
             past = [*history(runs, set(hosts), rehearsal=rehearsal, excluded=run_dir)]
-        choice = select_tests(stages, past, budget_s=budget_s, profile=str(profile["name"]), now=now)
+        choice = select_tests(
+            expected_costs(profile, hosts), past, budget_s=budget_s, profile=str(profile["name"]), now=now
+        )
     if choice.cost_s > budget_s:
         raise UsageError(
             f"a budget of {budget_s:g} s is too small: the cheapest benchmark of {profile['name']} takes about "
@@ -103,16 +105,6 @@ def _budget(budget: object) -> float:
     if not 0 < seconds < 1e7:
         raise UsageError(f"rackproof_budget_s {budget!r}: give a number of seconds greater than 0, such as 300")
     return seconds
-
-
-def _candidates(profile: Mapping[str, Any], hosts: Mapping[str, Variables]) -> dict[str, list[str]]:
-    """Return stage -> its benchmarks. The stage `gang` is left out if no host is in a gang, as in the plan."""
-    has_gangs = any(variables.get("rackproof_gang", "rack") != "none" for variables in hosts.values())
-    return {
-        stage: [*content["benchmarks"]]
-        for stage, content in profile["stages"].items()
-        if stage == BENCHMARK or has_gangs
-    }
 
 
 def _planned_choice(run_dir: Path | None, budget_s: float) -> BudgetSelection | None:

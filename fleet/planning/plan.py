@@ -23,6 +23,7 @@ from fleet.yaml_files import read_yaml
 from schemas import documents
 from schemas.baselines import PlannedBaseline
 from schemas.catalogue import BENCHMARKS, value_problem
+from schemas.durations import expected_s, size_of
 from schemas.errors import UsageError
 from schemas.host_names import check_host_name
 from schemas.plans import GPU, BudgetSelection, Part, Plan, PlannedHost, Stage, expectations
@@ -137,8 +138,7 @@ def make_plan(
         UsageError: the inventory lacks what the profile needs, or contradicts itself, the manifest or the profile.
     """
     profile, run_variables = without_unused_benchmarks(profile, hosts), _run_wide_variables(hosts)
-    planned = tuple(_planned_host(name, variables, profile) for name, variables in hosts.items())
-    stages = tuple(_planned_stage(name, content, run_variables) for name, content in profile["stages"].items())
+    planned, stages = _hosts_and_stages(profile, hosts)
     plan = Plan(
         run_id=run_id,
         nonce=nonce,
@@ -146,7 +146,7 @@ def make_plan(
         profile=str(profile["name"]),
         rehearsal=profile["device"] == "cpu",
         criteria=tuple(run_variables.get("rackproof_criteria", ())),
-        stages=tuple(stage for stage in stages if stage.name != GANG or any(host.gang for host in planned)),
+        stages=stages,
         hosts=planned,
         expected=(),
         manifest=tuple(manifest),
@@ -168,6 +168,43 @@ def make_plan(
     _check_manifest(plan)
     _check_gangs(plan, int(run_variables.get("rackproof_gang_minimum", 2)))
     return replace(plan, expected=expectations(plan.stages, rehearsal=plan.rehearsal))
+
+
+def expected_costs(profile: Mapping[str, Any], hosts: Mapping[str, Variables]) -> dict[tuple[str, str], float]:
+    """Return (stage, benchmark) -> expected seconds on the host on which the benchmark takes the longest.
+
+    Settings and sizes are those of the plan. As in the plan, the stage `gang` is left out if no host is in a gang.
+
+    Raises:
+        UsageError: a variable of the inventory is invalid, or differs between hosts that must agree on it.
+    """
+    planned, stages = _hosts_and_stages(profile, hosts)
+    plan = Plan(
+        run_id="",
+        nonce="",
+        created="",
+        profile="",
+        rehearsal=False,
+        criteria=(),
+        expected=(),
+        stages=stages,
+        hosts=planned,
+    )
+    return {
+        (stage.name, name): max(expected_s(name, chosen, size_of(plan, host, stage.name)) for host in planned)
+        for stage in stages
+        for name, chosen in stage.benchmarks.items()
+    }
+
+
+def _hosts_and_stages(
+    profile: Mapping[str, Any], hosts: Mapping[str, Variables]
+) -> tuple[tuple[PlannedHost, ...], tuple[Stage, ...]]:
+    """Return the planned hosts, and the stages of the profile, without the stage `gang` if no host is in a gang."""
+    run_variables = _run_wide_variables(hosts)
+    planned = tuple(_planned_host(name, variables, profile) for name, variables in hosts.items())
+    stages = (_planned_stage(name, content, run_variables) for name, content in profile["stages"].items())
+    return planned, tuple(stage for stage in stages if stage.name != GANG or any(host.gang for host in planned))
 
 
 def _line(variables: Variables, name: str) -> str:

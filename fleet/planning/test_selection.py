@@ -15,7 +15,7 @@ from typing import Any
 
 from fleet.quantities import counted
 from schemas.catalogue import BENCHMARKS
-from schemas.durations import END_S, START_S, Size, expected_s
+from schemas.durations import END_S, START_S
 from schemas.errors import UsageError
 from schemas.plans import BenchmarkChoice, BudgetSelection, Plan
 from schemas.reports import LineKind, SummaryLine
@@ -24,14 +24,11 @@ from schemas.times import epoch_seconds
 
 Key = tuple[str, str]
 """Stage and benchmark."""
-Stages = Mapping[str, Sequence[str]]
-"""Stage -> its benchmarks."""
 
 LAUNCH_S = START_S + END_S
 """Time for the ranks of a stage to start and to end."""
-DEFAULT_SIZE, DEFAULT_GANG = Size(gpus=8), Size(gpus=8, hosts=16)
-"""Assumed sizes of a host, and of a gang (the hosts of one multi-node launch). They give the cost of a test that no earlier run
-has timed."""
+LEAST_S = 0.1
+"""Least cost of a test, in seconds. For example, a test that needs several GPUs takes no time on a single one."""
 WEEK_S = 7 * 86400.0
 """Each week since the last run of a test adds as much risk as the test had right after that run."""
 NEVER_RUN_S = 12 * WEEK_S
@@ -86,23 +83,23 @@ class _Candidate:
 
 
 def select_tests(
-    stages: Stages, history: Sequence[PastRun], *, budget_s: float, profile: str, now: str
+    estimates_s: Mapping[Key, float], history: Sequence[PastRun], *, budget_s: float, profile: str, now: str
 ) -> BudgetSelection:
-    """Return the tests of `stages` that fit into `budget_s`, in order of selection, and the skipped ones with the reason.
+    """Return the tests that fit into `budget_s`, in order of selection, and the skipped ones with the reason.
 
     Without history the cheapest come first. At least one test of the stage `benchmark` is always selected, if there are any. If
     all of them exceed the budget, the cheapest is selected, and `BudgetSelection.cost_s` is more than `budget_s`.
 
     Args:
-        stages: stage -> its benchmarks, in the profile's order.
+        estimates_s: test -> its expected seconds, in the profile's order. They are the cost of a test that no earlier run has
+            timed.
         history: earlier runs, in any order.
         budget_s: seconds for the benchmarks of a host. Snapshots are always taken and do not count.
         profile: profile of the run; costs measured under it take precedence over costs under other profiles.
         now: UTC, ISO 8601.
     """
     past = sorted(history, key=lambda run: (run.began, run.run_id))
-    keys = [(stage, benchmark) for stage, names in stages.items() for benchmark in names]
-    remaining = [_candidate(key, past, profile, now) for key in keys]
+    remaining = [_candidate(key, estimate_s, past, profile, now) for key, estimate_s in estimates_s.items()]
     picked: list[_Candidate] = []
     spent = 0.0
     while fitting := _fitting(remaining, picked, budget_s - spent):
@@ -117,10 +114,10 @@ def select_tests(
     return BudgetSelection(budget_s=budget_s, cost_s=round(spent, 1), runs=len(past), items=tuple(items))
 
 
-def _candidate(key: Key, past: Sequence[PastRun], profile: str, now: str) -> _Candidate:
+def _candidate(key: Key, estimate_s: float, past: Sequence[PastRun], profile: str, now: str) -> _Candidate:
     """Return a test with its history.
 
-    Its cost is the median in earlier runs of `profile`, else in all earlier runs, else the estimate of the catalogue.
+    Its cost is the median in earlier runs of `profile`, else in all earlier runs, else `estimate_s`.
     """
     runs_with_key = [run for run in past if run.measured.get(key)]
     last = runs_with_key[-1].began if runs_with_key else past[0].began if past else now
@@ -130,17 +127,13 @@ def _candidate(key: Key, past: Sequence[PastRun], profile: str, now: str) -> _Ca
     parts = tuple(benchmark.parts) if benchmark else ("unknown parts",)
     return _Candidate(
         key=key,
-        cost_s=max(0.1, median(costs_s)) if costs_s else _default_cost_s(key),
+        cost_s=max(LEAST_S, median(costs_s) if costs_s else estimate_s),
         measured=sum(run.measured[key] for run in runs_with_key),
         findings=sum(run.findings.get(key, 0) for run in past),
         age_s=max(0.0, epoch_seconds(now) - epoch_seconds(last)) + (0.0 if runs_with_key else NEVER_RUN_S),
         parts=parts if key[0] == BENCHMARK else tuple({"NVLink": "fabric"}.get(part, part) for part in parts),
         has_run=bool(runs_with_key),
     )
-
-
-def _default_cost_s(key: Key) -> float:
-    return expected_s(key[1], {}, DEFAULT_SIZE if key[0] == BENCHMARK else DEFAULT_GANG)
 
 
 def _cost(item: _Candidate, picked: Sequence[_Candidate]) -> float:

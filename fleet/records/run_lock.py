@@ -67,6 +67,17 @@ def acquire(directory: Path, *, take_over: bool = False) -> str:
     return note
 
 
+def unlocked_claim(directory: Path, *, take_over: bool = False) -> dict[str, object]:
+    """Return the claim of the playbook that this process belongs to, for the run in `directory`, without locking the run.
+
+    The directory need not exist. Raises HeldError, as `acquire` does, if another process holds the run.
+    """
+    pid, owner = playbook() or os.getpid(), holder(directory)
+    if owner and owner.pid != pid:
+        _refuse_active_holder(directory, owner, take_over)
+    return _json(claim(directory.name, directory.parent, pid, utc_now(), _active_runs(directory)))
+
+
 def release(directory: Path, outcome: str) -> None:
     """Unlock the run and record `outcome` in the journal. Do nothing if another playbook holds the lock and may be running."""
     with contextlib.suppress(PermissionError):

@@ -192,11 +192,18 @@ def action_name(action: str) -> str:
 
 MEASURE_AGAIN = "Measure again"
 """Instruction for an inconclusive cause: evidence is missing, and nothing failed."""
+COMPARE = {
+    "too-few-peers": "Measure more parts",
+    "no-majority": "Measure more parts",
+    "no-baseline": "Extend the baseline",
+    "noisy-baseline": "Extend the baseline",
+}
+"""Problem -> instruction for an inconclusive cause whose parts were measured, but could not be compared with anything."""
 
 
-def cause_action(verdict: str, action: str) -> str:
-    """Return what to do about a cause with this verdict and action, as an instruction."""
-    return action_name(action) if verdict == FAIL else MEASURE_AGAIN
+def cause_action(verdict: str, action: str, problem: str) -> str:
+    """Return what to do about a cause with this verdict, action and problem, as an instruction."""
+    return action_name(action) if verdict == FAIL else COMPARE.get(problem, MEASURE_AGAIN)
 
 
 def decision_name(report: FleetReport, decision: str) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from xml.sax.saxutils import escape, quoteattr
 
-from fleet.diagnosis.diagnose import NOT_VERIFIED, ONE_PER_READING
+from fleet.diagnosis.diagnose import NOT_VERIFIED, ONE_PER_READING, WITHOUT_COMPARISON
 from fleet.quantities import counted
 from fleet.report.formatting import (
     TEXT_LIMIT,
@@ -54,7 +54,7 @@ _MAX_REJECTED = 100
 """Maximum number of rejected input files that the suite of the fleet lists."""
 _MAX_CHECKS = 40
 """Maximum number of checks that the text of a case lists for its cause."""
-_SEVERAL_PER_PART = (*ONE_PER_READING, NOT_VERIFIED)
+_SEVERAL_PER_PART = (*ONE_PER_READING, NOT_VERIFIED, *WITHOUT_COMPARISON.values())
 """Problems that a part may have several times. The names of their cases include the name of the reading."""
 _NUMBERED_LIMIT = TEXT_LIMIT - 50
 """A name to which a number is added is cut to this many characters, so that the number is not cut off."""
@@ -178,7 +178,7 @@ def _cause(class_name: str, cause: Cause, verdicts: Sequence[Verdict]) -> JunitC
     facts = {
         "hosts": ", ".join(cause.hosts) if len(cause.hosts) > 1 else "",
         "serial": cause.serial,
-        "action": cause_action(cause.verdict, cause.action),
+        "action": cause_action(cause.verdict, cause.action, cause.problem),
         "severity": cause.severity,
         "confidence": cause.confidence,
         "source": group[0].source if group else "",

@@ -12,6 +12,7 @@ from fleet.quantities import NONE, counted
 from fleet.report.changes import changes_section
 from fleet.report.formatting import (
     ACTIONS,
+    COMPARE,
     DECISIONS,
     MEASURE_AGAIN,
     REHEARSED,
@@ -118,7 +119,7 @@ def _reason(item: Reason) -> tuple[str, ...]:
 
 def _action(item: Reason) -> str:
     """Return the action, how to carry it out, and what to do if the cause occurs again afterwards."""
-    action = _term(item.action, (*ACTIONS.values(), MEASURE_AGAIN)) if item.action else NONE
+    action = _term(item.action, (*ACTIONS.values(), *COMPARE.values(), MEASURE_AGAIN)) if item.action else NONE
     how = f". {item.handling.now}" if item.handling.now else ""
     return action + how + (f" If it comes back: {item.handling.if_it_returns}" if item.handling.if_it_returns else "")
 

@@ -418,7 +418,7 @@ def describe_cause(cause: Cause, first: Verdict, slots: Mapping[tuple[str, str],
     more = len(cause.verdicts) - 1
     return CauseText(
         result="FAIL" if cause.verdict == FAIL else "INCOMPLETE",
-        action=cause_action(cause.verdict, cause.action),
+        action=cause_action(cause.verdict, cause.action, cause.problem),
         what=f"{cause.title}{f' ({identity})' if identity else ''}{f': {cause.why}' if cause.why else ''}",
         checks=f"{first.name} and {more} more check{'s' if more > 1 else ''}" if more else first.name,
     )

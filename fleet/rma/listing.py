@@ -43,9 +43,8 @@ class CauseRow:
     @property
     def action(self) -> str:
         """Return what to do, in the same words as the report, with `(waived)` if the cause is waived."""
-        return (
-            f"{cause_action(self.cause.verdict, self.cause.action)}{' (waived)' if self.cause.waiver else ''}".strip()
-        )
+        action = cause_action(self.cause.verdict, self.cause.action, self.cause.problem)
+        return f"{action}{' (waived)' if self.cause.waiver else ''}".strip()
 
     def as_json(self) -> dict[str, Any]:
         """Return the row as an object for `rackproof rma --json`."""

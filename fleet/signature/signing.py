@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -92,13 +93,14 @@ def sign(run_dir: Path, key: Path, rules: Rules, judge: Judge) -> tuple[FleetRep
     if rejudged.differences:
         raise RunError(
             f"{run_dir}: report.json does not match the records under these criteria and waivers: "
-            f"{rejudged.differences[0]}{_more(rejudged.differences)}: run rackproof report {run_dir}, check the report, then sign"
+            f"{rejudged.differences[0]}{_more(rejudged.differences)}: give the criteria and waivers with which it was written "
+            f"(--criteria, --waivers), or run `rackproof report {run_dir}` again and read it; then sign"
         )
     compared = views.compare_views(run_dir, rejudged.report, before)
     if compared.differ:
         raise RunError(
             f"{run_dir}: {', '.join(compared.differ)}: does not match report.json: run "
-            f"{' '.join(['rackproof report', str(run_dir), *_flags(compared)])}, check the report, then sign"
+            f"{shlex.join(['rackproof', 'report', str(run_dir), *_flags(compared, rules)])}, check the report, then sign"
         )
     statement = _statement(run_dir, rejudged.report, rules)
     text = json.dumps(statement, ensure_ascii=False, indent=1) + "\n"
@@ -123,9 +125,11 @@ def _refuse_changed(run_dir: Path, before: Mapping[str, str]) -> None:
         )
 
 
-def _flags(compared: views.Compared) -> list[str]:
-    """Return the flags that `rackproof report` needs to write the files that differ."""
-    return sorted({FORMATS[name].only_with for name in compared.differ} - {""})
+def _flags(compared: views.Compared, rules: Rules) -> list[str]:
+    """Return the flags that `rackproof report` needs to write the files that differ, by these rules."""
+    chosen = [("--criteria", name) for name in rules.criteria] + [("--waivers", name) for name in rules.waivers]
+    formats = sorted({FORMATS[name].only_with for name in compared.differ} - {""})
+    return [*formats, *(word for option in chosen for word in option)]
 
 
 def _not_rendered(compared: views.Compared) -> tuple[str, ...]:

@@ -226,7 +226,7 @@ function card(reason) {
     action && el("p", { class: "action" }, action),
     el("p", { class: "name" }, code(name), settings && ` ${settings}`, stage && note(` stage ${stage}`), times > 1 && note(` ${plural(times, "related check")}`)),
     el("dl", {}, ...facts.filter(([, text]) => text).map(([fact, text]) => el("div", {}, el("dt", {}, fact), el("dd", { class: fact === "Margin" && kind === "f" ? "off" : "" }, text)))),
-    el("p", { class: "next" }, note(next)), el("p", { class: "command" }, code(command), copyButton()));
+    command && el("p", { class: "next" }, note(next)), command && el("p", { class: "command" }, code(command), copyButton()));
 }
 
 const rateText = (rate) => rate === null ? "failed" : `${rate} GB/s`;

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from fleet.diagnosis import words
 from fleet.diagnosis.handling import Handling, handling
 from fleet.quantities import NONE, finite
-from fleet.report.formatting import cause_action, clean, margin, margin_text, params_text, value_and_limit
+from fleet.report.formatting import COMPARE, cause_action, clean, margin, margin_text, params_text, value_and_limit
 from fleet.report.tables.verdict_rows import VerdictRow, merge_verdicts
 from fleet.scope_text import describe_scope
 from schemas.readings import READINGS
-from schemas.reports import FAIL, Cause, Verdict
+from schemas.reports import FAIL, INCONCLUSIVE, Cause, Verdict
 
 _MAX_HOSTS = 20
 """Maximum number of hosts that a command names."""
@@ -100,7 +100,7 @@ def _reason(cause: Cause, group: Sequence[Verdict], seen: str) -> Reason:
         wanted=limit,
         margin=margin_text(margin(first)) if compared else NONE,
         why=cause.why,
-        action=cause_action(cause.verdict, cause.action),
+        action=cause_action(cause.verdict, cause.action, cause.problem),
         handling=handling(cause),
         is_returned=cause.verdict == FAIL and cause.action == "rma",
         source=first.source,
@@ -131,7 +131,11 @@ def next_command(reason: Reason, run_id: str) -> tuple[str, str]:
 
     If the part is returned to its vendor, the command writes the RMA package. If the leading verdict is on a reading, the command
     runs `rackproof doctor` on the host of this verdict. Otherwise, it measures the first _MAX_HOSTS hosts of the cause again.
+
+    Both texts are empty if the parts were measured but compared with nothing: no command would change that.
     """
+    if reason.verdict == INCONCLUSIVE and reason.action in COMPARE.values():
+        return "", ""
     host = shlex.quote(clean(reason.lead.host))
     if reason.is_returned:
         part = f"--serial {shlex.quote(clean(reason.serial))}" if reason.serial else f"--host {host}"

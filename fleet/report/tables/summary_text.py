@@ -116,7 +116,7 @@ def handling_table(causes: Iterable[Cause]) -> Table:
     for cause in causes:
         way = handling(cause)
         if way.now:
-            parts.setdefault((cause_action(cause.verdict, cause.action), way), {}).update(
+            parts.setdefault((cause_action(cause.verdict, cause.action, cause.problem), way), {}).update(
                 dict.fromkeys(map(_part_name, cause.parts))
             )
     table = plain_table("ACTION", "PART", "HOW")

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.diagnosis import words
-from fleet.diagnosis.diagnose import diagnose
+from fleet.diagnosis.diagnose import WITHOUT_COMPARISON, diagnose
 from fleet.diagnosis.handling import HANDLING, OF_ACTION, WITHOUT_EVIDENCE, handling
 from fleet.diagnosis.problems import PROBLEMS
 from fleet.judge.criteria import read_packs
@@ -512,7 +512,7 @@ def content(cause: Cause) -> tuple[str, list[str], int]:
 
 def test_every_action_has_a_text_and_handling_refers_to_existing_problems() -> None:
     assert set(ACTIONS) - set(OF_ACTION) == {"none"}
-    ids = {problem.id for problem in PROBLEMS}
+    ids = {*(problem.id for problem in PROBLEMS), *WITHOUT_COMPARISON.values()}
     readings = {item.name for pack in read_packs([]) for item in pack.criteria}
     assert {problem for problem, _, _ in HANDLING if problem} | set(WITHOUT_EVIDENCE) <= ids | readings | {"software"}
     assert {action for _, action, _ in HANDLING} <= set(ACTIONS)

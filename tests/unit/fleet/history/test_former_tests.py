@@ -22,7 +22,7 @@ from fleet.history.former_tests import MAX_COSTS, former_tests, is_history
 from fleet.history.rows import HostRows, Row, RunRows, run_rows
 from fleet.history.store import add_run, merge_runs
 from fleet.planning.history import MAX_RUNS, history
-from fleet.planning.plan import read_profile
+from fleet.planning.plan import expected_costs, read_profile
 from fleet.planning.test_selection import PastRun, select_tests
 from fleet.report.judge_run import judge_run
 from schemas import documents
@@ -107,10 +107,10 @@ def test_history_and_directories_give_the_same_runs_and_selection(
     assert warning == ""
     assert comparable(stored) == comparable(read)
     assert len(stored) == (0 if hosts == {"elsewhere"} else 4)
-    stages = {name: [*stage["benchmarks"]] for name, stage in read_profile("revalidate")["stages"].items()}
+    estimates = expected_costs(read_profile("revalidate"), builders.inventory(*sorted(hosts), rackproof_gpu_count=2))
     for budget_s in (30, 60, 120, 300, 3000):
         selections = [
-            select_tests(stages, runs, budget_s=budget_s, profile="revalidate", now=NOW) for runs in (read, stored)
+            select_tests(estimates, runs, budget_s=budget_s, profile="revalidate", now=NOW) for runs in (read, stored)
         ]
         assert selections[0] == selections[1]
     assert former_tests(tmp_path / "h", hosts, rehearsal=True) == ([], "")
@@ -152,7 +152,8 @@ def test_findings_are_from_all_runs_and_durations_from_the_newest(tmp_path: Path
         add_run(tmp_path, RunRows(kind=REAL, nonce=nonce(f"r{number}"), entry=entry, causes=(), hosts=[rows]))
     runs, warning = former_tests(tmp_path, ["h1"], rehearsal=False)
     assert (len(runs), warning) == (RUNS, "")
-    choice = select_tests({BENCHMARK: ["gemm", "memory"]}, runs, budget_s=999, profile="revalidate", now=NOW)
+    estimates = dict.fromkeys([(BENCHMARK, "gemm"), (BENCHMARK, "memory")], 1.0)
+    choice = select_tests(estimates, runs, budget_s=999, profile="revalidate", now=NOW)
     gemm, memory = sorted(choice.items, key=lambda item: item.benchmark)
     assert gemm.why.startswith(f"1 finding in {RUNS} measurements")
     assert gemm.cost_s == RUNS - (MAX_COSTS + 1) / 2, (

@@ -20,6 +20,7 @@ import pytest
 import yaml
 from jinja2.nativetypes import NativeEnvironment
 
+from fleet.cli.history import WHAT
 from fleet.history import commit, tables
 from fleet.history import store as store_module
 from fleet.history.commit import writer
@@ -138,11 +139,11 @@ def test_rehearsals_and_simulations_are_kept_apart(tmp_path: Path) -> None:
     assert counts(store, REAL)["runs"] == counts(store, SIMULATED)["runs"] == 1
     done = rackproof("history", "racks", "--history", store, "--kind", SIMULATED)
     assert done.stdout.startswith("SIMULATED: not figures of GPUs\n")
-    other = rackproof("history", "racks", "--history", store, "--kind", "rehearsal").stderr
-    assert (
-        f"no history of kind rehearsal in {store}: to read another history of this directory, add --kind gpu or --kind simulated"
-        in other
-    )
+    for what in set(WHAT) - {"import"}:
+        other = rackproof("history", what, "--history", store, "--kind", "rehearsal")
+        assert other.returncode == 2, what
+        remedy = "to use another history of this directory, add --kind gpu or --kind simulated"
+        assert f"no history of kind rehearsal in {store}: {remedy}" in other.stderr, what
 
 
 def cut_off(path: Path) -> None:

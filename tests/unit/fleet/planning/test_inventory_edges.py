@@ -70,7 +70,8 @@ def test_slash_at_the_end_of_a_directory_is_removed() -> None:
         ("rackproof_share_gpus", 2, ""),
         ("rackproof_fabric_gbps", "fast", ""),
         ("rackproof_rack", 580.1,
-         ': write it in quotes, such as rackproof_rack: "580.1" (in an INI inventory rackproof_rack=\'"580.1"\')'),
+         ': write it in quotes with all its digits: rackproof_rack: "…" (in the line of a host in an INI inventory '
+         'rackproof_rack=\'"…"\')'),
         ("rackproof_rack", True, ": write it in quotes"),
         ("rackproof_gpu_devices", "[0, 1]",
          ": an INI inventory and `-e NAME=VALUE` give text; set the variable in YAML: `rackproof_gpu_devices: [a, b]`"),

@@ -15,7 +15,25 @@ from schemas.errors import UsageError
 from tests import ROOT
 from tests.unit.playbooks.test_inventory_forms import ANSIBLE
 
-YAML_NUMBERS = {"010": 8, "011": 9, "007": 7, "00": 0, "0x1A": 26, "1:30": 90, "1_000": 1000, "0b11": 3, "+8": 8}
+YAML_NUMBERS = {
+    "010": 8,
+    "011": 9,
+    "007": 7,
+    "00": 0,
+    "0x1A": 26,
+    "1:30": 90,
+    "1_000": 1000,
+    "0b11": 3,
+    "+8": 8,
+    "550.120": 550.12,
+    "1.20": 1.2,
+    "1.10": 1.1,
+    "1.00": 1.0,
+    "580.": 580.0,
+    "01.5": 1.5,
+    "1.0e+3": 1000.0,
+    "+1.5": 1.5,
+}
 """Text -> the number that YAML reads it as."""
 
 
@@ -31,7 +49,7 @@ def write(path: Path, text: str) -> Path:
 
 @pytest.mark.parametrize("position", ["block", "flow", "anchor"])
 @pytest.mark.parametrize("text", YAML_NUMBERS)
-@pytest.mark.parametrize("name", ["rackproof_rack", "rackproof_site"])
+@pytest.mark.parametrize("name", ["rackproof_rack", "nvidia_driver_version", "container_toolkit_version"])
 def test_name_that_yaml_reads_as_another_number_is_refused(tmp_path: Path, text: str, name: str, position: str) -> None:
     inventory = {
         "block": yaml_inventory(text, name=name),
@@ -55,6 +73,7 @@ def test_name_that_yaml_reads_as_another_number_is_refused(tmp_path: Path, text:
         ("!!str 010", "r10", ["010", "r10"]),
         ("12 # not 010", "13", ["12", "13"]),
         ("r010", "1e3", ["r010", "1e3"]),
+        ('"550.120"', "550.54.15", ["550.120", "550.54.15"]),
     ],
 )
 def test_name_that_is_read_as_it_is_written_is_accepted(
@@ -96,7 +115,10 @@ def test_files_of_variables_beside_the_inventory_are_searched(tmp_path: Path, fi
 
 @pytest.mark.parametrize(
     ("written", "number"),
-    [("0x1A", 26), ("0o10", 8), ("1_0", 10), ("0b11", 3), ("010", None), ("12", None), ("1a", None)],
+    [
+        *(("0x1A", 26), ("0o10", 8), ("1_0", 10), ("0b11", 3), ("010", None), ("12", None), ("1a", None)),
+        *(("550.120", 550.12), ("1.20", 1.2), ("1e3", 1000.0), ("550.54.15", None), ("1-2", None)),
+    ],
 )
 @pytest.mark.parametrize("name", ["hosts.ini", "hosts"])
 def test_names_in_ini_inventories_are_compared_with_literals_of_python(
@@ -111,6 +133,42 @@ def test_names_in_ini_inventories_are_compared_with_literals_of_python(
     message = f"hosts.*:2: rackproof_rack: {written} is read as the number {number}: .*rackproof_rack='\"{written}\"'"
     with pytest.raises(UsageError, match=message):
         read_inventory([str(path)])
+
+
+@pytest.mark.parametrize("value", ["1.20", '"1.20"', "'1.20'", "'\"1.20\"'"])
+@pytest.mark.parametrize("place", ["line of a host", "variables of the group"])
+def test_quotes_of_a_version_in_an_ini_inventory_count_as_ansible_counts_them(
+    tmp_path: Path, place: str, value: str
+) -> None:
+    name = "container_toolkit_version"
+    is_of_host = place == "line of a host"
+    text = f"h1 {name}={value}\n" if is_of_host else f"h1\n[gpu_hosts:vars]\n{name}={value}\n"
+    path = write(tmp_path / "hosts.ini", f"[gpu_hosts]\n{text}")
+    if listed(path)[name] == "1.20":
+        assert read_inventory([str(path)])["h1"][name] == "1.20"
+    elif isinstance(listed(path)[name], float):
+        remedy = f"{name}='\"1.20\"'" if is_of_host else f'{name}="1.20"'
+        with pytest.raises(UsageError, match=f"{name}: 1.20 is read as the number 1.2: write it in quotes: {remedy}$"):
+            read_inventory([str(path)])
+        write(path, path.read_text().replace(f"{name}={value}", remedy))
+        assert listed(path)[name] == "1.20"
+
+
+def listed(inventory: Path) -> dict[str, Any]:
+    """Return the variables of h1 as Ansible reads them."""
+    command = [Path(ANSIBLE).with_name("ansible-inventory"), "-i", inventory, "--list"]
+    done = subprocess.run(command, capture_output=True, check=True)
+    return dict(json.loads(done.stdout)["_meta"]["hostvars"]["h1"])
+
+
+def test_number_without_its_text_is_refused_without_an_example_of_another_version(tmp_path: Path) -> None:
+    """The listing has only the number, so the text may have been 550.12 or 550.120."""
+    path = tmp_path / "hosts.json"
+    variables = {"h1": {"nvidia_driver_version": 550.12}}
+    path.write_text(json.dumps({"gpu_hosts": {"hosts": ["h1"]}, "_meta": {"hostvars": variables}}))
+    with pytest.raises(UsageError, match="write it in quotes with all its digits") as error:
+        read_inventory([str(path)])
+    assert '"550.12"' not in str(error.value)
 
 
 @pytest.mark.parametrize(

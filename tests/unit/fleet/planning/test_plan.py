@@ -37,7 +37,7 @@ def listing(tmp_path: Path, hosts: dict[str, Any]) -> Path:
         ({"rackproof_gpu_count": "eight"}, "host h1: rackproof_gpu_count: 'eight' is not a whole number"),
         ({"rackproof_gpu_devices": "[0, 1]"}, "set the variable in YAML: `rackproof_gpu_devices: [a, b]`"),
         ({"rackproof_environment": "A=1"}, "set the variable in YAML: `rackproof_environment: {name: value}`"),
-        ({"nvidia_driver_version": 580.1}, 'write it in quotes, such as nvidia_driver_version: "580.1"'),
+        ({"nvidia_driver_version": 580.1}, 'write it in quotes with all its digits: nvidia_driver_version: "…"'),
         ({"rackproof_share_gpus": "maybe"}, "rackproof_share_gpus: 'maybe' is not true or false"),
         ({"rackproof_gpu_count": None}, "host h1: rackproof_gpu_count: no value: give a whole number"),
         ({"rackproof_gpu_count": True}, "rackproof_gpu_count: True is not a whole number"),

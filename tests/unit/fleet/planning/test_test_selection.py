@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from fleet.judge.criteria import read_packs
+from fleet.planning.duration import estimate_duration
 from fleet.planning.history import apply_budget, history
-from fleet.planning.plan import read_profile, without_unused_benchmarks
-from fleet.planning.test_selection import DEFAULT_GANG, DEFAULT_SIZE, LAUNCH_S, PastRun, select_tests, selection_summary
+from fleet.planning.plan import expected_costs, make_plan, read_profile, without_unused_benchmarks
+from fleet.planning.test_selection import LAUNCH_S, PastRun, select_tests, selection_summary
 from fleet.report.html.page import render_html
 from fleet.report.junit import render_junit
 from fleet.report.markdown import render_markdown
@@ -24,7 +25,7 @@ from fleet.report.tables import headline
 from fleet.report.tables.summary_text import render_summary
 from schemas import documents
 from schemas.catalogue import BENCHMARKS
-from schemas.durations import expected_s
+from schemas.durations import Size, expected_s
 from schemas.errors import UsageError
 from schemas.plans import BenchmarkChoice, BudgetSelection, Plan, plan_from_json
 from schemas.records import Record, to_json
@@ -36,6 +37,8 @@ NOW = "2026-11-21T04:00:00Z"
 STAGES = {BENCHMARK: ["gemm", "memory", "stress", "peer_copy"], "gang": ["collective", "pairs"]}
 EACH = [(stage, name) for stage, names in STAGES.items() for name in names]
 """Stage and name of every benchmark in STAGES."""
+SIZES = {BENCHMARK: Size(gpus=8), "gang": Size(gpus=8, hosts=16)}
+ESTIMATES = {(stage, name): expected_s(name, {}, SIZES[stage]) for stage, name in EACH}
 
 
 def ago(days: float) -> str:
@@ -61,16 +64,44 @@ def chosen(choice: BudgetSelection) -> list[tuple[str, str]]:
 
 def pick(budget_s: float, *runs: PastRun, profile: str = "revalidate") -> BudgetSelection:
     """Return the selection from the benchmarks in STAGES that fits into `budget_s`, after the earlier `runs`."""
-    return select_tests(STAGES, runs, budget_s=budget_s, profile=profile, now=NOW)
+    return select_tests(ESTIMATES, runs, budget_s=budget_s, profile=profile, now=NOW)
 
 
 def test_cheapest_benchmarks_come_first_without_history() -> None:
     choice = pick(10_000)
     assert set(chosen(choice)) == set(EACH)
     assert [name for _, name in chosen(choice)][:4] == ["memory", "gemm", "pairs", "peer_copy"]
-    sizes = {BENCHMARK: DEFAULT_SIZE, "gang": DEFAULT_GANG}
-    costs_s = [expected_s(name, {}, sizes[stage]) for stage, name in EACH]
-    assert choice.cost_s == pytest.approx(sum(costs_s) + 2 * LAUNCH_S, abs=0.1)
+    assert choice.cost_s == pytest.approx(sum(ESTIMATES.values()) + 2 * LAUNCH_S, abs=0.1)
+
+
+@pytest.mark.parametrize("names", [("n1",), ("n1", "n2"), tuple(f"n{number}" for number in range(1, 17))])
+@pytest.mark.parametrize("gpus", [1, 2, 4, 8])
+@pytest.mark.parametrize("profile", ["revalidate", "standard"])
+def test_budget_of_the_expected_time_of_the_run_is_enough_for_all_benchmarks(
+    names: tuple[str, ...], gpus: int, profile: str
+) -> None:
+    """The costs of the benchmarks are the times from which the line `time` of the plan is computed."""
+    hosts = builders.inventory(
+        *names, rackproof_gpu_count=gpus, rackproof_gang="rack" if len(names) > 1 else "none", rackproof_batch_size=64
+    )
+    whole = without_unused_benchmarks({**read_profile(profile), "may_choose": True}, hosts)
+    plan = make_plan(whole, hosts, run_id="r", nonce="0" * 32, created=NOW)
+    expected = sum(estimate_duration(plan, None).stages_s.values())
+    for budget_s, is_enough in ((expected + 5, True), (expected - 5, False)):
+        reduced, choice = apply_budget(whole, hosts, budget=budget_s, runs=None, run_dir=None, now=NOW)
+        assert choice
+        assert all(item.chosen for item in choice.items) is is_enough
+        plan = make_plan(reduced, hosts, run_id="r", nonce="0" * 32, created=NOW, choice=choice)
+        assert choice.cost_s == pytest.approx(sum(estimate_duration(plan, None).stages_s.values()), abs=1)
+
+
+def test_cost_is_that_of_the_largest_host() -> None:
+    hosts = builders.inventory("n1", "n2", rackproof_gang="none", rackproof_gpu_count=2)
+    hosts["n2"]["rackproof_gpu_count"] = 8
+    costs = expected_costs(read_profile("revalidate"), hosts)
+    alone = expected_costs(read_profile("revalidate"), {"n2": hosts["n2"]})
+    assert costs == alone
+    assert {stage for stage, _ in costs} == {BENCHMARK}
 
 
 def test_skipped_benchmark_states_its_cost() -> None:
@@ -108,7 +139,7 @@ def test_every_benchmark_runs_within_nine_weeks() -> None:
     """The weekly budget is enough for at most four of the six benchmarks."""
     runs, covered = [past(70)], set()
     for week in range(9, 0, -1):
-        choice = select_tests(STAGES, runs, budget_s=50, profile="revalidate", now=ago(7 * week))
+        choice = select_tests(ESTIMATES, runs, budget_s=50, profile="revalidate", now=ago(7 * week))
         assert choice.cost_s <= 50
         covered |= set(chosen(choice))
         runs.append(past(7 * week, measured=dict.fromkeys(chosen(choice), 10)))
@@ -270,7 +301,7 @@ def test_plan_without_a_budget_is_the_whole_profile() -> None:
 def test_budget_is_not_spent_on_benchmarks_that_the_plan_omits(domain: str) -> None:
     more = {"rackproof_nvlink_domain": domain} if domain else {}
     profile = {**read_profile("standard"), "may_choose": True}
-    hosts = builders.inventory("h1", "h2", **more)
+    hosts = builders.inventory("h1", "h2", rackproof_gpu_count=4, **more)
     profile = without_unused_benchmarks(profile, hosts)
     _, choice = apply_budget(profile, hosts, budget=7200, runs=None, run_dir=None, now=NOW)
     assert choice

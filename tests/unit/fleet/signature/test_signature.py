@@ -8,6 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -397,6 +399,32 @@ def test_report_that_contradicts_the_records_is_detected_despite_a_valid_signatu
         in output
     )
     assert verify(run, "--no-judge")[0] == 0
+
+
+def test_remedies_of_sign_keep_the_criteria_and_waivers_of_the_report(
+    run: Path, keys: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pack, waivers = tmp_path / "my site.yml", tmp_path / "waivers.yml"
+    pack.write_text(PACK.replace("LIMIT", "9.9e+15"))
+    of_host = "{{criterion: gemm-site, host: {}, who: Ann, why: a known fault, until: 2999-12-31}}"
+    waived = ", ".join(map(of_host.format, ("h1", "h2")))
+    waivers.write_text(f"---\nschema: rackproof.waivers/1\nwaivers: [{waived}]\n")
+    rules = ["--criteria", str(pack), "--waivers", str(waivers)]
+    command = ["sign", str(run), "--key", str(keys / "alice")]
+    assert main(["report", str(run), *rules]) == 0, "every failure is waived"
+    written = (run / "report.json").read_bytes()
+    capsys.readouterr()
+    for fewer in ([], rules[:2]):
+        assert main([*command, *fewer]) == 2
+        message = capsys.readouterr().err
+        assert "give the criteria and waivers with which it was written (--criteria, --waivers)" in message
+    (run / "report.md").write_text("altered\n")
+    assert main([*command, *rules]) == 2
+    advised = re.search(r"run rackproof (report .*), check the report, then sign", capsys.readouterr().err)
+    assert advised
+    main(shlex.split(advised[1]))
+    assert (run / "report.json").read_bytes() == written
+    assert main([*command, *rules]) == 0
 
 
 def test_changed_pack_is_named_and_leaves_the_report_unconfirmed(

@@ -550,7 +550,7 @@ def test_rma_lists_the_causes_of_the_report_with_their_parts_and_actions(
         for title in re.findall(r'<p class="title">(.*?)</p>', section)
     }
     for cause in report.causes:
-        action = cause_action(FAIL, cause.action) if cause.verdict == FAIL else "Could not be verified"
+        action = cause_action(FAIL, cause.action, cause.problem) if cause.verdict == FAIL else "Could not be verified"
         assert heading_of[cause.title].endswith(action), cause.title
 
 
