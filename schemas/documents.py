@@ -75,8 +75,11 @@ def parse(text: str | bytes, *, source: str, max_bytes: int = MAX_BYTES) -> Json
     def unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
         value = dict(pairs)
         if len(value) < len(pairs):
-            duplicate = next(key for i, (key, _) in enumerate(pairs) if any(key == other for other, _ in pairs[:i]))
-            raise DocumentError(f"{source}: duplicate key {duplicate!r}")
+            keys: set[str] = set()
+            for key, _ in pairs:
+                if key in keys:
+                    raise DocumentError(f"{source}: duplicate key {key!r}")
+                keys.add(key)
         return value
 
     def constant(word: str) -> float:

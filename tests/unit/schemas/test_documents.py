@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,16 @@ def test_schema_error_explains_the_mistake(change: dict[str, Any], message: str)
     with pytest.raises(documents.DocumentError) as caught:
         documents.validate({**RECORD, **change}, "record", source="r.json")
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("position", [0, 20_000, 39_999])
+def test_duplicate_key_among_many_is_named_within_seconds(position: int) -> None:
+    keys = [f"{number:x}" for number in range(40_000)]
+    text = "{" + ",".join(f'"{key}":0' for key in [*keys, keys[position]]) + "}"
+    began = time.process_time()
+    with pytest.raises(documents.DocumentError, match=f"duplicate key '{keys[position]}'$"):
+        documents.parse(text, source="h1.json")
+    assert time.process_time() - began < 5
 
 
 def test_links_pipes_and_directories_are_not_read(tmp_path: Path) -> None:
