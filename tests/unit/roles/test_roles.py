@@ -325,6 +325,65 @@ def test_unreachable_host_is_polled_for_the_whole_soak(tmp_path: Path) -> None:
     assert done.returncode == 2, "the host must fail at the end of the soak"
 
 
+HOSTILE_ANSWERS = [
+    "{}",
+    "1",
+    "[]",
+    "null",
+    '"text"',
+    "no JSON",
+    '{"progress": {"a": []}, "started": "maybe"}',
+    '{"progress": "{{ 1 / 0 }}"}',
+]
+"""What a hostile host may answer to a poll of its soak, in place of its progress."""
+
+
+def test_hostile_answer_of_one_host_to_a_poll_does_not_end_the_soak_of_the_others(tmp_path: Path) -> None:
+    """Each good host is soaking at its first poll (exit code 4), and has finished at the second (exit code 0)."""
+    good = json.dumps({"progress": "round 1", "started": True})
+    hostile = {f"hostile{number}": answer for number, answer in enumerate(HOSTILE_ANSWERS)}
+    answers = {**hostile, "good1": good, "good2": good}
+    (tmp_path / "plan.json").write_text(json.dumps({"stages": [{"name": "soak", "duration_s": 1, "deadline_s": 1}]}))
+    hosts = {}
+    for host, answer in answers.items():
+        prefix, state = tmp_path / host / "prefix", tmp_path / host / "state"
+        program = prefix / "bin" / "rackproof"
+        program.parent.mkdir(parents=True)
+        program.write_text(
+            f"#!/bin/sh\necho >>{prefix}/polls\nprintf %s {shlex.quote(answer)}\n[ $(wc -l <{prefix}/polls) = 2 ] || exit 4\n"
+        )
+        program.chmod(0o755)
+        (state / "runs" / "r").mkdir(parents=True)
+        (state / "runs" / "r" / "record.json").write_text("{}")
+        hosts[host] = {**LOCAL, "rackproof_prefix": str(prefix), "rackproof_state_directory": str(state)}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"gpu_hosts": {"hosts": hosts}}))
+    variables = {
+        "_rackproof_run_dir": str(tmp_path),
+        "_rackproof_run_id": "r",
+        "rackproof_fabric_interface": "",
+        "_soak_poll_s": 1,
+    }
+    task = {"ansible.builtin.include_role": {"name": "soak"}, "vars": variables}
+    done = run_plays(tmp_path, {"hosts": "gpu_hosts", "gather_facts": False, "tasks": [task]})
+    for host in ("good1", "good2"):
+        assert (tmp_path / host / "prefix" / "polls").read_text() == "\n\n", done.stdout + done.stderr
+        assert re.search(rf"^{host} .* failed=0 ", done.stdout, re.MULTILINE), done.stdout
+    assert "round 1" in done.stdout
+
+
+def test_no_expression_parses_the_output_of_several_hosts() -> None:
+    """If it did, invalid output of one host would make the task fail for all hosts."""
+    files = [path for path in (*(ROOT / "roles").rglob("*"), *(ROOT / "playbooks").glob("*")) if path.is_file()]
+    expressions = [
+        expression
+        for path in files
+        if path.suffix in (".yml", ".j2")
+        for expression in re.findall(r"\{\{.*?\}\}|\{%.*?%\}", path.read_text(), re.DOTALL)
+    ]
+    assert len(expressions) > 300
+    assert [text for text in expressions if re.search("from_(json|yaml)", text) and "hostvars" in text] == []
+
+
 @pytest.fixture(scope="module")
 def state_directories(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Run tasks of the role `agent` on three local hosts. Return the parent of their state directories, and the output.
