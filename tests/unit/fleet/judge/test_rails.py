@@ -6,6 +6,7 @@ the switch `a`, and `hosts have a in this slot` means that their ports in this s
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -222,6 +223,15 @@ def test_two_ports_at_one_switch_fail_on_a_host_without_peers() -> None:
     assert FAIL not in states(verdicts([*apart, host(2, "x", "x"), host(3, "y", "y")])), (
         "half of the hosts is not enough"
     )
+
+
+def test_host_with_thousands_of_ports_at_one_switch_is_judged_within_seconds() -> None:
+    """The ports in the first two slots are compared with the other hosts. No other host has the remaining slots."""
+    apart = [host(number, f"a{number}", f"b{number}") for number in range(3)]
+    began = time.process_time()
+    found = states(verdicts([*apart, host(3, *["x"] * 2000)]))
+    assert time.process_time() - began < 5
+    assert found[FAIL] == ["h3 eth0", "h3 eth1"]
 
 
 def test_switches_that_were_not_read_do_not_count_as_shared() -> None:
