@@ -46,6 +46,8 @@ MAX_DEPTH = 12
 FORM = "x-form"
 """Keyword next to a `pattern`: the form that the pattern allows, in words that follow "write". Every pattern for files that
 operators write has it."""
+CONFIDENTIAL = "x-secret"
+"""Keyword of a schema whose values must not be in a message. The schemas within it need the keyword too."""
 MAX_SHOWN = 150
 """Maximum number of characters of a value or name in a message. A host may send text of any length."""
 MAX_NAMES = 10
@@ -289,9 +291,12 @@ _KINDS = {
 def explain(error: ValidationError) -> str:
     """Return a schema error as a message for the operator, with the nearest valid name for an invalid name.
 
-    Long values are shortened.
+    Long values are shortened, and secret values are left out.
     """
     where = ".".join(str(step)[:MAX_SHOWN] for step in error.absolute_path) or "the document"
+    if is_secret(error) and error.instance is not None:
+        wanted = error.schema.get("type") if isinstance(error.schema, dict) else None
+        return f"{where}: the value, which is secret and not shown, is not {_KINDS.get(str(wanted), 'valid')}"
     shown = _shown(error.instance)
     if _of_version(error) and error.validator in ("enum", "const"):
         wanted = error.validator_value
@@ -326,6 +331,11 @@ def explain(error: ValidationError) -> str:
         return f"{where}: {shown} is not allowed here: remove it"
     message = error.message.replace(repr(error.instance), shown, 1)
     return f"{where}: {message[: 2 * MAX_SHOWN]}{_as_text(where, error)}"
+
+
+def is_secret(error: ValidationError) -> bool:
+    """Return whether the value of the error must not be in a message."""
+    return isinstance(error.schema, dict) and error.schema.get(CONFIDENTIAL) is True
 
 
 def _shown(value: Json) -> str:

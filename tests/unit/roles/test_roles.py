@@ -19,6 +19,8 @@ import yaml
 from agent.run import preflight
 from fleet.inventory.ansible import check_variables
 from rackproof.main import main
+from schemas.documents import CONFIDENTIAL
+from schemas.errors import UsageError
 from tests import ROOT
 from tests.lab.lab import CONTROL_PYTHON, CONTROL_SHELL
 
@@ -121,6 +123,62 @@ def test_every_inventory_variable_that_roles_use_is_in_the_schema() -> None:
         for name in re.findall(r"(?<![\w-])((?:rackproof|nvidia_driver|container_toolkit)_[a-z_]+)", path.read_text())
     }
     assert used - set(ROLES) <= set(SCHEMA)
+
+
+SECRETS = sorted(name for name, item in SCHEMA.items() if item.get(CONFIDENTIAL))
+CANARY = "canary4711"
+WRONG_VALUES: list[Any] = [
+    f"https://hooks.example/{CANARY}",
+    f"{{{{ a }}}}{CANARY}",
+    [CANARY],
+    [f"https://hooks.example/{CANARY}"],
+    {CANARY: CANARY},
+    {"Authorization": {"a": [CANARY]}},
+    4711.5,
+    True,
+]
+"""Values of several types. Of each secret variable, some of them have the wrong type."""
+
+
+@pytest.mark.parametrize("value", WRONG_VALUES, ids=str)
+@pytest.mark.parametrize("name", SECRETS)
+def test_message_about_a_secret_variable_does_not_contain_its_value(name: str, value: Any) -> None:
+    kind = {"string": str, "object": dict}.get(SCHEMA[name].get("type"), object)  # an account of a BMC has no type
+    if isinstance(value, kind):
+        check_variables({"h1": {name: value}})
+        return
+    with pytest.raises(UsageError) as caught:
+        check_variables({"h1": {name: value}})
+    assert str(caught.value).startswith(f"host h1: {name}: the value, which is secret and not shown, is ")
+    assert "4711" not in str(caught.value)
+
+
+def test_schemas_within_a_secret_schema_are_marked_as_secret_too() -> None:
+    """`documents.explain` looks only at the schema that a value does not match."""
+    for name in SECRETS:
+        inner = [value for value in SCHEMA[name].values() if isinstance(value, dict | list)]
+        assert inner == [], f"{name}: mark these schemas, and extend this test"
+
+
+def test_verbose_play_does_not_print_secret_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secrets = {
+        "h1": {name: {"Authorization": CANARY} if name.endswith("headers") else CANARY for name in SECRETS},
+        "h2": {name: [CANARY] for name in SECRETS},
+    }
+    hosts = {host: {**LOCAL, **variables} for host, variables in secrets.items()}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"gpu_hosts": {"hosts": hosts}}))
+    monkeypatch.setenv("ANSIBLE_VERBOSITY", "3")
+    tasks = [
+        {"ansible.builtin.include_role": {"name": "bmc", "tasks_from": "bind"}},
+        {
+            "ansible.builtin.include_role": {"name": "notify", "tasks_from": "bind"},
+            "vars": {"_rackproof_run_dir": str(tmp_path)},
+        },
+        {"ansible.builtin.include_role": {"name": "notify"}, "vars": {"_rackproof_run_dir": str(tmp_path)}},
+    ]
+    done = run_plays(tmp_path, {"hosts": "gpu_hosts", "gather_facts": False, "tasks": tasks})
+    assert "TASK [notify : Set the variables of the role as facts]" in done.stdout
+    assert CANARY not in done.stdout + done.stderr
 
 
 def test_example_inventory_is_valid() -> None:
