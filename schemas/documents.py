@@ -11,6 +11,7 @@ import contextlib
 import difflib
 import errno
 import functools
+import itertools
 import json
 import math
 import operator
@@ -18,7 +19,7 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -45,11 +46,19 @@ MAX_DEPTH = 12
 FORM = "x-form"
 """Keyword next to a `pattern`: the form that the pattern allows, in words that follow "write". Every pattern for files that
 operators write has it."""
+CONFIDENTIAL = "x-secret"
+"""Keyword of a schema whose values must not be in a message. The schemas within it need the keyword too."""
+MAX_SHOWN = 150
+"""Maximum number of characters of a value or name in a message. A host may send text of any length."""
+MAX_NAMES = 10
+"""Maximum number of unknown names in a message."""
+MAX_FAULTS = 100
+"""Maximum number of faults that are reported for the elements of a list, or for the values or names of a mapping."""
+_PER_ELEMENT = ("items", "additionalProperties", "propertyNames")
+"""Keywords of schemas that are checked for each element. The check of a list or mapping ends after MAX_FAULTS faults."""
 _DEVICES = Path("/dev")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _EXPONENTIAL = re.compile(r"([0-9]+)(\.[0-9]*)?[eE]([+-]?)([0-9]+)")
-_USER_INFO = re.compile("//.*@")
-"""User name and password in a URL, which messages must not repeat."""
 _CODES = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 """DEL, C1 control characters, line separators and marks of text direction. JSON itself escapes all characters below U+0020."""
 
@@ -75,8 +84,11 @@ def parse(text: str | bytes, *, source: str, max_bytes: int = MAX_BYTES) -> Json
     def unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
         value = dict(pairs)
         if len(value) < len(pairs):
-            duplicate = next(key for i, (key, _) in enumerate(pairs) if any(key == other for other, _ in pairs[:i]))
-            raise DocumentError(f"{source}: duplicate key {duplicate!r}")
+            keys: set[str] = set()
+            for key, _ in pairs:
+                if key in keys:
+                    raise DocumentError(f"{source}: duplicate key {_shown(key)}")
+                keys.add(key)
         return value
 
     def constant(word: str) -> float:
@@ -244,7 +256,7 @@ def validate(value: Json, schema: str, *, source: str) -> None:
 
 
 def faults(value: Json, schema: str) -> list[ValidationError]:
-    """Return an error for each location at which `value` does not match the schema.
+    """Return an error for each location at which `value` does not match the schema. Of a list or mapping, see MAX_FAULTS.
 
     If jsonschema-rs is installed, jsonschema runs only for a value that the compiled schema does not accept.
     """
@@ -277,42 +289,70 @@ _KINDS = {
 
 
 def explain(error: ValidationError) -> str:
-    """Return a schema error as a message for the operator, with the nearest valid name for an invalid name."""
-    where = ".".join(str(step) for step in error.absolute_path) or "the document"
+    """Return a schema error as a message for the operator, with the nearest valid name for an invalid name.
+
+    Long values are shortened, and secret values are left out.
+    """
+    where = ".".join(str(step)[:MAX_SHOWN] for step in error.absolute_path) or "the document"
+    if is_secret(error) and error.instance is not None:
+        wanted = error.schema.get("type") if isinstance(error.schema, dict) else None
+        return f"{where}: the value, which is secret and not shown, is not {_KINDS.get(str(wanted), 'valid')}"
+    shown = _shown(error.instance)
     if _of_version(error) and error.validator in ("enum", "const"):
         wanted = error.validator_value
         readable = [str(choice) for choice in (wanted if isinstance(wanted, list) else [wanted])]
         name, number = _version(error.instance)
         newest_name, newest = _version(readable[0])
         if name == newest_name and number > newest:
-            return f"schema: {error.instance!r} is of a newer Rackproof: read it with that version, or upgrade this one"
-        return f"schema: {error.instance!r}, expected {' or '.join(readable)}"
+            return f"schema: {shown} is of a newer Rackproof: read it with that version, or upgrade this one"
+        return f"schema: {shown}, expected {' or '.join(readable)}"
     if error.validator == "additionalProperties" and isinstance(error.instance, dict):
         known = error.schema.get("properties", {}) if isinstance(error.schema, dict) else {}
-        unknown = sorted(str(key) for key in error.instance if key not in known)
-        return f"{where}: unknown {', '.join(unknown)}{nearest(unknown[0], known)}"
+        return f"{where}: unknown {_unknown(error.instance, known)}"
     if error.validator == "enum":
         choices = [str(choice) for choice in cast("list[Any]", error.validator_value)]
-        return f"{where}: {error.instance!r} is not one of {', '.join(choices)}{nearest(str(error.instance), choices)}"
+        return f"{where}: {shown} is not one of {', '.join(choices)}{nearest(str(error.instance), choices)}"
     if error.validator == "const":
-        return f"{where}: {error.instance!r}, expected {error.validator_value!r}"
+        return f"{where}: {shown}, expected {error.validator_value!r}"
     if error.validator == "minLength":
         least = int(str(error.validator_value))
-        return f"{where}: {error.instance!r} is too short: give {least} character{'s' * (least > 1)} or more"
+        return f"{where}: {shown} is too short: give {least} character{'s' * (least > 1)} or more"
     if error.validator == "type":
         wanted = [error.validator_value] if isinstance(error.validator_value, str) else error.validator_value
         kinds = " or ".join(_KINDS[str(kind)] for kind in cast("list[Any]", wanted))
         if error.instance is None:
             return f"{where}: no value: give {kinds}"
-        return f"{where}: {repr(error.instance)[:150]} is not {kinds}{_as_text(where, error)}"
+        return f"{where}: {shown} is not {kinds}{_as_text(where, error)}"
     if error.validator == "pattern" and isinstance(error.schema, dict) and FORM in error.schema:
-        shown = _USER_INFO.sub("//***@", repr(error.instance))[:150]
         return f"{where}: {shown} has the wrong form: write {error.schema[FORM]}"
     if error.validator in ("oneOf", "anyOf"):
         return _explain_alternatives(where, error)
     if error.schema is False:
-        return f"{where}: {repr(error.instance)[:150]} is not allowed here: remove it"
-    return f"{where}: {error.message[:200]}{_as_text(where, error)}"
+        return f"{where}: {shown} is not allowed here: remove it"
+    message = error.message.replace(repr(error.instance), shown, 1)
+    return f"{where}: {message[: 2 * MAX_SHOWN]}{_as_text(where, error)}"
+
+
+def is_secret(error: ValidationError) -> bool:
+    """Return whether the value of the error must not be in a message."""
+    return isinstance(error.schema, dict) and error.schema.get(CONFIDENTIAL) is True
+
+
+def _shown(value: Json) -> str:
+    """Return a value for a message: shortened, and without the user name and password of a URL."""
+    text = repr(value)
+    before, slashes, after = text.partition("//")
+    if slashes and "@" in after:
+        text = f"{before}//***@{after.rpartition('@')[2]}"
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…"
+
+
+def _unknown(names: Iterable[object], known: Iterable[str]) -> str:
+    """Return the names that are not known, shortened, and the known name that is most similar to the first of them."""
+    unknown = sorted(set(map(str, names)).difference(known))
+    shown = ", ".join(name[:MAX_SHOWN] for name in unknown[:MAX_NAMES])
+    more = f" and {len(unknown) - MAX_NAMES} more" if len(unknown) > MAX_NAMES else ""
+    return f"{shown}{more}{nearest(unknown[0], known)}"
 
 
 def _explain_alternatives(where: str, error: ValidationError) -> str:
@@ -331,7 +371,7 @@ def _explain_alternatives(where: str, error: ValidationError) -> str:
     if alike := [item for item in context if item.schema_path[0] not in others]:
         return explain(max(alike, key=lambda item: len(item.path)))
     wanted = [str(word) for schema in schemas for word in schema.get("enum", [_kind(schema)])]
-    return f"{where}: {repr(error.instance)[:150]} is not {' or '.join(wanted)}{nearest(str(error.instance), wanted)}"
+    return f"{where}: {_shown(error.instance)} is not {' or '.join(wanted)}{nearest(str(error.instance), wanted)}"
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
@@ -348,6 +388,8 @@ def _as_text(where: str, error: ValidationError) -> str:
     if wanted == "integer" and isinstance(text, float) and text.is_integer():
         return f": write {text:.0f}"
     if error.validator != "type" or not isinstance(text, str) or wanted not in ("integer", "number", "boolean"):
+        return ""
+    if len(text) > MAX_SHOWN:
         return ""
     name = where.rpartition(".")[2]
     if text.lower() in ("true", "false") or text.isdecimal():
@@ -385,6 +427,8 @@ def nearest(word: str, known: Iterable[str], *, same_letters: bool = False) -> s
       With `same_letters`, its letters before the first digit must be those of the word, because `gh200` and `h200` are
       different hardware.
     """
+    if len(word) > MAX_SHOWN:  # no known word is as long, and comparing long words takes long
+        return ""
     names, folded = {name.casefold(): name for name in known}, word.casefold()
     parts = set(_parts(folded))
     longer = [name for name in names if name.startswith(folded)] if parts else []
@@ -452,7 +496,15 @@ def validator(schema: str) -> Draft202012Validator:
 
     extend: Any = validators.extend  # jsonschema declares no types for `extend`
     checker = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
-    return cast("Draft202012Validator", extend(Draft202012Validator, type_checker=checker)(part(*schema.split("#/"))))
+    bounded = {keyword: _bounded(Draft202012Validator.VALIDATORS[keyword]) for keyword in _PER_ELEMENT}
+    return cast(
+        "Draft202012Validator", extend(Draft202012Validator, bounded, type_checker=checker)(part(*schema.split("#/")))
+    )
+
+
+def _bounded(check: Callable[..., Iterable[ValidationError]]) -> Callable[..., Iterable[ValidationError]]:
+    """Return `check`, the implementation of a keyword in jsonschema, ended after MAX_FAULTS errors."""
+    return lambda *arguments: itertools.islice(check(*arguments), MAX_FAULTS)
 
 
 def part(name: str, pointer: str = "") -> Json:

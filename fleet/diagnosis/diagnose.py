@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 
 from fleet.diagnosis import words
@@ -68,6 +69,11 @@ class _PartProblem:
     @property
     def first(self) -> Verdict:
         return self.shown[0]
+
+    @cached_property
+    def ports(self) -> frozenset[str]:
+        """Ports of the verdicts in `shown`, which must be complete when this is first read; `""` is a verdict on no port."""
+        return frozenset(Scope.parse(verdict.scope).get("port") for verdict in self.shown)
 
 
 def diagnose(
@@ -229,8 +235,7 @@ def _is_of_another_port(verdict: Verdict, item: _PartProblem) -> bool:
     The problem of one port does not explain verdicts on another one, because each port has its own cable.
     """
     port = Scope.parse(verdict.scope).get("port")
-    ports = {Scope.parse(shown.scope).get("port") for shown in item.shown}
-    return verdict.part_scope == item.part and bool(port) and "" not in ports and port not in ports
+    return verdict.part_scope == item.part and bool(port) and "" not in item.ports and port not in item.ports
 
 
 def _can_explain(item: _PartProblem, verdict: Verdict) -> bool:

@@ -208,8 +208,11 @@ def check_variables(hosts: Mapping[str, Variables]) -> dict[str, Variables]:
         # Errors on unknown variables have an empty path, so they come first.
         for error in sorted(documents.faults(ours, "inventory"), key=lambda error: [str(step) for step in error.path]):
             if isinstance(error.instance, str) and "{{" in error.instance:
+                shown = (
+                    "the value, which is secret and not shown," if documents.is_secret(error) else repr(error.instance)
+                )
                 raise UsageError(
-                    f"host {name}: {error.path[0]}: {error.instance!r} is a template, which only a playbook evaluates: "
+                    f"host {name}: {error.path[0]}: {shown} is a template, which only a playbook evaluates: "
                     "give a value here, or plan with the playbook"
                 )
             problem = (
@@ -230,8 +233,11 @@ def _schema_types() -> dict[str, Any]:
 
 @cache
 def _text_variables() -> frozenset[str]:
-    """Return the variables whose value is a text, such as a name."""
-    return frozenset(name for name, kind in _schema_types().items() if kind == "string")
+    """Return the variables whose value is a text, such as a name, and no secret."""
+    properties = documents.part("inventory")["properties"].items()
+    return frozenset(
+        name for name, item in properties if item.get("type") == "string" and documents.CONFIDENTIAL not in item
+    )
 
 
 @cache
@@ -295,9 +301,7 @@ def _remedy(error: ValidationError) -> str:
     if error.validator != "type" or len(error.absolute_path) != 1:
         return ""
     name, value, wanted = error.absolute_path[0], error.instance, error.validator_value
-    if wanted == "string" and isinstance(
-        value, float
-    ):  # the text may have been 580.10, which YAML reads as the number 580.1
+    if wanted == "string" and isinstance(value, float):  # YAML reads 580.10 as the number 580.1
         return f' with all its digits: {name}: "…" (in the line of a host in an INI inventory {name}=\'"…"\')'
     if wanted in ("array", "object") and isinstance(value, str):
         example = "[a, b]" if wanted == "array" else "{name: value}"

@@ -350,8 +350,10 @@ def _deciding_observation(criterion: Criterion, measured: Sequence[Observation],
 
     With `best_of_run`, return the first passing observation, or the first if all fail.
     """
-    failing = [item for item in measured if not holds(criterion.operator, item.value, limit)]
-    passing = [item for item in measured if item not in failing]
+    passing: list[Observation] = []
+    failing: list[Observation] = []
+    for item in measured:
+        (passing if holds(criterion.operator, item.value, limit) else failing).append(item)
     return (passing or failing)[0] if criterion.best_of_run else (failing or passing)[-1]
 
 

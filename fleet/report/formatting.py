@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -51,6 +52,14 @@ def clean(text: str, limit: int = TEXT_LIMIT) -> str:
     A text of more than `limit` characters is cut there, and its length is appended.
     """
     return _cut(_SPACES.sub(" ", _strip_controls(text, keep="")), limit)
+
+
+def shell_word(text: str, limit: int = TEXT_LIMIT) -> str:
+    """Return `text`, cleaned and quoted, as one word of a shell command.
+
+    It is cleaned before it is quoted, because cleaning removes the characters after an escape character, which may be the quotes.
+    """
+    return shlex.quote(clean(text, limit))
 
 
 def clean_log(text: str, limit: int = LOG_LIMIT) -> str:

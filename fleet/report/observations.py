@@ -46,6 +46,8 @@ judges it, or the verdict on it is beyond the maximum number (`merge.MAX_VERDICT
 CELL_LIMIT = 2000
 _NO_VERDICT = Verdict(host="", scope="", name="", verdict=INCONCLUSIVE, criterion="", reason="")
 _RANK = {FAIL: 0, INCONCLUSIVE: 1, PASS: 2}
+_MANY = 50
+"""Number of observations of one name and scope above which those with the parameters of a verdict are looked up."""
 _FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]")
 _AFTER_SEPARATOR = re.compile(r"([;|]\s*)(?=[=+\-@＝＋－＠])")
 
@@ -179,13 +181,36 @@ def _assign(
             indexes.setdefault((item.name, item.scope), []).append(index)
     of_observation: dict[int, list[Verdict]] = {}
     others = []
+    by_parameter: dict[tuple[str, str], dict[tuple[str, Value], list[int]]] = {}
+    found: dict[object, int | None] = {}
     for verdict in verdicts:
-        match = _find(observations, indexes.get((verdict.name, verdict.scope), ()), verdict)
+        key = (verdict.name, verdict.scope)
+        candidates: Sequence[int] = indexes.get(key, ())
+        if len(candidates) <= _MANY:
+            match = _find(observations, candidates, verdict)
+        else:
+            needed = frozenset(item for item in verdict.params.items() if verdict.stage or item[0] != "phase")
+            same = (key, verdict.stage, needed, len(verdict.params))  # `_find` depends on nothing else of the verdict
+            if same not in found:
+                if key not in by_parameter:
+                    by_parameter[key] = _by_parameter(observations, candidates)
+                fewest = min((candidates, *(by_parameter[key].get(item, ()) for item in needed)), key=len)
+                found[same] = _find(observations, fewest, verdict)
+            match = found[same]
         if match is None:
             others.append(verdict)
         else:
             of_observation.setdefault(match, []).append(verdict)
     return of_observation, others
+
+
+def _by_parameter(observations: Sequence[Observation], indexes: Iterable[int]) -> dict[tuple[str, Value], list[int]]:
+    """Return name and value of a parameter -> indexes of the observations that have it, in ascending order."""
+    found: dict[tuple[str, Value], list[int]] = {}
+    for index in indexes:
+        for item in observations[index].params.items():
+            found.setdefault(item, []).append(index)
+    return found
 
 
 def _severity(verdict: Verdict) -> tuple[bool, int]:

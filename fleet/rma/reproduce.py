@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
+import re
 from collections.abc import Mapping, Sequence
 
+from fleet.report.formatting import shell_word
 from fleet.rma.parts import GPU, FailedPart
 from schemas.catalogue import BENCHMARKS
 from schemas.plans import Plan, PlannedHost
@@ -16,6 +17,7 @@ SINGLE_GPU_BENCHMARKS = frozenset({"gemm", "memory", "host_copy", "integrity", "
 
 On one GPU, the benchmark `digest` does not test copies to other GPUs.
 """
+_UUID = re.compile(r"GPU-[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 AGENT_BIN = "/opt/rackproof/bin"
 """Default directory of the agent's programs. The inventory variable rackproof_prefix can change it. The plan does not have this
 variable, so the commands use the default."""
@@ -25,12 +27,12 @@ def reproduce_commands(
     part: FailedPart, identifiers: Mapping[str, str], planned: PlannedHost | None, plan: Plan
 ) -> list[dict[str, str]]:
     """Return the commands. Each has the keys `purpose`, `where` (the machine to run it on) and `command`."""
-    host = shlex.quote(part.host)
+    host = shell_word(part.host)
     gpus = len(planned.devices) if planned else 0
     count = f" --gpus {gpus}" if gpus and planned and planned.device == GPU else ""
     playbook = "burnin" if any(stage.name == SOAK for stage in plan.stages) else "acceptance"
     playbook_command = (
-        f"ansible-playbook -i INVENTORY playbooks/{playbook}.yml -e rackproof_profile={shlex.quote(plan.profile)}"
+        f"ansible-playbook -i INVENTORY playbooks/{playbook}.yml -e rackproof_profile={shell_word(plan.profile)}"
     )
     commands = [
         _command("acceptance test of all hosts, with the same profile", "control node, in the checkout", playbook_command),
@@ -39,16 +41,16 @@ def reproduce_commands(
         _command("check of health and counters in a few seconds (replace /opt/rackproof if rackproof_prefix is set)", part.host,
               f"sudo {AGENT_BIN}/rackproof doctor{count}"),
     ]  # fmt: skip
-    # The UUID selects the GPU; if the driver reported none, the NVML index does.
+    # The UUID selects the GPU; if the driver reported none, or something else in its place, the NVML index does.
     uuid, index = identifiers.get("uuid", ""), Scope.parse(part.scope).get(GPU)
-    gpu = uuid if uuid.startswith("GPU-") else index
+    gpu = uuid if _UUID.fullmatch(uuid) else index
     benchmarks = _failed_benchmarks(part)
     if part.kind == GPU:
         single_gpu = [name for name in benchmarks if name in SINGLE_GPU_BENCHMARKS]
         multi_gpu = [name for name in benchmarks if name not in SINGLE_GPU_BENCHMARKS]
         if single_gpu:
             # NVML numbers GPUs by PCI address. CUDA_DEVICE_ORDER=PCI_BUS_ID makes CUDA do the same, so that the index is right.
-            environment = f"CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES={shlex.quote(gpu)}"
+            environment = f"CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES={shell_word(gpu)}"
             commands.append(
                 _command(
                     "the failed benchmarks, on this GPU alone",
@@ -65,9 +67,9 @@ def reproduce_commands(
                 )
             )
         commands += [
-            _command("state of the GPU", part.host, f"nvidia-smi -q -i {shlex.quote(gpu)}"),
+            _command("state of the GPU", part.host, f"nvidia-smi -q -i {shell_word(gpu)}"),
             _command("NVIDIA's diagnostics (first stop all processes that use the GPU)", part.host,
-                  f"dcgmi diag -r 3 -i {shlex.quote(index)}"),
+                  f"dcgmi diag -r 3 -i {shell_word(index)}"),
             _command("log for NVIDIA support (not contained in this RMA package)", part.host, "sudo nvidia-bug-report.sh"),
         ]  # fmt: skip
     return commands

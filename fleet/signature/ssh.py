@@ -81,15 +81,19 @@ def verify(data: bytes, signature: Path, allowed: Path, identity: str | None, at
     when = f"-Overify-time={datetime.fromtimestamp(at).astimezone():%Y%m%d%H%M%S}"
     done = _keygen("-Y", "find-principals", when, "-s", str(signature), "-f", str(allowed), data=data)
     principals = done.stdout.splitlines()
-    if identity is not None and principals and identity not in principals:
-        raise SignatureError(f"signed by {', '.join(principals)}, not by {identity}")
-    for principal in [identity] if identity is not None else principals:
+    # The principals may be patterns, such as *@example.com. ssh-keygen decides whether they match the identity.
+    others = []
+    for principal in principals if identity is None else [identity, *principals]:
         done = _keygen(
             *("-Y", "verify", when, "-n", NAMESPACE, "-s", str(signature), "-f", str(allowed), "-I", principal),
             data=data,
         )
         if not done.returncode and (match := _SIGNER.search(done.stdout)):
-            return Signer(identity=match[1], kind=match[2], fingerprint=match[3])
+            if identity is None or principal == identity:
+                return Signer(identity=match[1], kind=match[2], fingerprint=match[3])
+            others.append(principal)
+    if others:
+        raise SignatureError(f"signed by {', '.join(others)}, not by {identity}")
     raise SignatureError(_reason_invalid(done, data, signature))
 
 

@@ -127,6 +127,11 @@ class _Fleet:
         for host in self.hosts:
             for switch in self._switches[host]:
                 self._hosts_at[switch].append(host)
+        self._switch_of: dict[str, dict[str, str]] = defaultdict(dict)
+        """Slot -> host -> ID of the switch that this host reports in the slot."""
+        for host, ports in self.ports.items():
+            for port in (port for port in ports if port.switch_id):
+                self._switch_of[port.slot][host] = port.switch_id
         self._readings_at = Counter(port.slot for ports in self.ports.values() for port in ports if port.switch_id)
         self._rails: dict[frozenset[str], Rails] = {}
         self._orders = {host: _order(ports) for host, ports in self.ports.items()}
@@ -179,8 +184,10 @@ class _Fleet:
         A port fails only if a clear majority of the hosts has different switches in the slots of the two ports.
         """
         verdicts = []
-        for port in (port for port in ports if port.switch_id):
-            others = [other for other in ports if other is not port and other.switch_id == port.switch_id]
+        # A slot whose switch was read on fewer hosts has no clear majority. A host may report thousands of such slots.
+        comparable = [port for port in ports if len(self._switch_of.get(port.slot, ())) >= MIN_HOSTS]
+        for port in (port for port in comparable if port.switch_id):
+            others = [other for other in comparable if other is not port and other.switch_id == port.switch_id]
             apart = [other for other in others if self._are_apart(port.slot, other.slot)]
             if apart:
                 names = _names(describe_scope(other.scope) for other in apart)
@@ -213,10 +220,8 @@ class _Fleet:
         Hosts that did not read the switches of both slots are ignored.
         """
         if (slot, other) not in self._apart:
-            switches = (
-                {port.slot: port.switch_id for port in ports if port.switch_id} for ports in self.ports.values()
-            )
-            votes = [of_host[slot] != of_host[other] for of_host in switches if slot in of_host and other in of_host]
+            switches, other_switches = self._switch_of[slot], self._switch_of[other]
+            votes = [switches[host] != other_switches[host] for host in switches.keys() & other_switches]
             self._apart[slot, other] = _is_clear(sum(votes), len(votes))
         return self._apart[slot, other]
 

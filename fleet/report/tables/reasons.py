@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fleet.diagnosis import words
 from fleet.diagnosis.handling import Handling, handling
 from fleet.quantities import NONE, finite
-from fleet.report.formatting import COMPARE, cause_action, clean, margin, margin_text, params_text, value_and_limit
+from fleet.report.formatting import (
+    COMPARE,
+    TEXT_LIMIT,
+    cause_action,
+    clean,
+    margin,
+    margin_text,
+    params_text,
+    shell_word,
+    value_and_limit,
+)
 from fleet.report.tables.verdict_rows import VerdictRow, merge_verdicts
 from fleet.scope_text import describe_scope
 from schemas.readings import READINGS
@@ -122,8 +131,8 @@ def reset_command(reason: Reason, address: str) -> str:
     Empty if the verdict of the cause is not `fail`, the action of its leading verdict is not `reset_gpu`, or `address` is empty.
     """
     is_reset = reason.verdict == FAIL and reason.lead.action == "reset_gpu" and address
-    host = shlex.quote(clean(reason.lead.host))
-    return f"ssh {host} sudo nvidia-smi --gpu-reset -i {shlex.quote(clean(address))}" if is_reset else ""
+    host = shell_word(reason.lead.host)
+    return f"ssh {host} sudo nvidia-smi --gpu-reset -i {shell_word(address)}" if is_reset else ""
 
 
 def next_command(reason: Reason, run_id: str) -> tuple[str, str]:
@@ -136,17 +145,17 @@ def next_command(reason: Reason, run_id: str) -> tuple[str, str]:
     """
     if reason.verdict == INCONCLUSIVE and reason.action in COMPARE.values():
         return "", ""
-    host = shlex.quote(clean(reason.lead.host))
+    host = shell_word(reason.lead.host)
     if reason.is_returned:
-        part = f"--serial {shlex.quote(clean(reason.serial))}" if reason.serial else f"--host {host}"
+        part = f"--serial {shell_word(reason.serial)}" if reason.serial else f"--host {host}"
         return "Package it for return", f"rackproof rma runs/{clean(run_id)} {part} --zip"
     if reason.name in READINGS:
         return "Then check it on the host", f"ssh {host} sudo /opt/rackproof/bin/rackproof doctor"
-    hosts = ",".join(clean(name) for name in reason.hosts[:_MAX_HOSTS])
+    hosts = shell_word(",".join(reason.hosts[:_MAX_HOSTS]), limit=_MAX_HOSTS * TEXT_LIMIT)
     which = f" (the first {_MAX_HOSTS} of {len(reason.hosts)} hosts)" if len(reason.hosts) > _MAX_HOSTS else ""
     return (
         f"Then measure again{which}",
-        f"ansible-playbook -i INVENTORY playbooks/acceptance.yml --limit {shlex.quote(hosts)}",
+        f"ansible-playbook -i INVENTORY playbooks/acceptance.yml --limit {hosts}",
     )
 
 

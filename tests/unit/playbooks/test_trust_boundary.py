@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from schemas.documents import MAX_BYTES
+from schemas.documents import CONFIDENTIAL, MAX_BYTES, part
 from tests import ROOT
 from tests.lab.lab import CONTROL_PYTHON
 
@@ -77,6 +77,14 @@ def test_every_role_with_defaults_except_schedule_sets_its_variables_as_facts() 
     """The role `schedule` runs only on the control node, so no other host can return facts to it."""
     roles = {path.parts[-3] for path in (ROOT / "roles").glob("*/defaults/main.yml")}
     assert roles - set(ROLES) == {"schedule"}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_task_that_sets_a_secret_as_a_fact_prints_nothing(role: str) -> None:
+    secrets = {name for name, item in part("inventory")["properties"].items() if item.get(CONFIDENTIAL)}
+    assert len(secrets) == 4
+    (task,) = yaml.safe_load((ROOT / "roles" / role / "tasks" / "bind.yml").read_text(encoding="utf-8"))
+    assert task.get("no_log", False) == bool(secrets & task["ansible.builtin.set_fact"].keys())
 
 
 @pytest.mark.parametrize("role", ROLES)

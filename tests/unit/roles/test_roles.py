@@ -21,6 +21,8 @@ import yaml
 from agent.run import preflight
 from fleet.inventory.ansible import check_variables
 from rackproof.main import main
+from schemas.documents import CONFIDENTIAL
+from schemas.errors import UsageError
 from tests import ROOT
 from tests.lab.lab import CONTROL_PYTHON, CONTROL_SHELL
 
@@ -123,6 +125,62 @@ def test_every_inventory_variable_that_roles_use_is_in_the_schema() -> None:
         for name in re.findall(r"(?<![\w-])((?:rackproof|nvidia_driver|container_toolkit)_[a-z_]+)", path.read_text())
     }
     assert used - set(ROLES) <= set(SCHEMA)
+
+
+SECRETS = sorted(name for name, item in SCHEMA.items() if item.get(CONFIDENTIAL))
+CANARY = "canary4711"
+WRONG_VALUES: list[Any] = [
+    f"https://hooks.example/{CANARY}",
+    f"{{{{ a }}}}{CANARY}",
+    [CANARY],
+    [f"https://hooks.example/{CANARY}"],
+    {CANARY: CANARY},
+    {"Authorization": {"a": [CANARY]}},
+    4711.5,
+    True,
+]
+"""Values of several types. Of each secret variable, some of them have the wrong type."""
+
+
+@pytest.mark.parametrize("value", WRONG_VALUES, ids=str)
+@pytest.mark.parametrize("name", SECRETS)
+def test_message_about_a_secret_variable_does_not_contain_its_value(name: str, value: Any) -> None:
+    kind = {"string": str, "object": dict}.get(SCHEMA[name].get("type"), object)  # an account of a BMC has no type
+    if isinstance(value, kind):
+        check_variables({"h1": {name: value}})
+        return
+    with pytest.raises(UsageError) as caught:
+        check_variables({"h1": {name: value}})
+    assert str(caught.value).startswith(f"host h1: {name}: the value, which is secret and not shown, is ")
+    assert "4711" not in str(caught.value)
+
+
+def test_schemas_within_a_secret_schema_are_marked_as_secret_too() -> None:
+    """`documents.explain` looks only at the schema that a value does not match."""
+    for name in SECRETS:
+        inner = [value for value in SCHEMA[name].values() if isinstance(value, dict | list)]
+        assert inner == [], f"{name}: mark these schemas, and extend this test"
+
+
+def test_verbose_play_does_not_print_secret_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secrets = {
+        "h1": {name: {"Authorization": CANARY} if name.endswith("headers") else CANARY for name in SECRETS},
+        "h2": {name: [CANARY] for name in SECRETS},
+    }
+    hosts = {host: {**LOCAL, **variables} for host, variables in secrets.items()}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"gpu_hosts": {"hosts": hosts}}))
+    monkeypatch.setenv("ANSIBLE_VERBOSITY", "3")
+    tasks = [
+        {"ansible.builtin.include_role": {"name": "bmc", "tasks_from": "bind"}},
+        {
+            "ansible.builtin.include_role": {"name": "notify", "tasks_from": "bind"},
+            "vars": {"_rackproof_run_dir": str(tmp_path)},
+        },
+        {"ansible.builtin.include_role": {"name": "notify"}, "vars": {"_rackproof_run_dir": str(tmp_path)}},
+    ]
+    done = run_plays(tmp_path, {"hosts": "gpu_hosts", "gather_facts": False, "tasks": tasks})
+    assert "TASK [notify : Set the variables of the role as facts]" in done.stdout
+    assert CANARY not in done.stdout + done.stderr
 
 
 def test_example_inventory_is_valid() -> None:
@@ -326,6 +384,65 @@ def test_unreachable_host_is_polled_for_the_whole_soak(tmp_path: Path) -> None:
     waits = done.stdout.split("TASK [soak : Wait for the duration of a poll]")[1:]
     assert [wait.split("\n")[1].split(":")[0] for wait in waits] == ["ok", "ok"], done.stdout + done.stderr
     assert done.returncode == 2, "the host must fail at the end of the soak"
+
+
+HOSTILE_ANSWERS = [
+    "{}",
+    "1",
+    "[]",
+    "null",
+    '"text"',
+    "no JSON",
+    '{"progress": {"a": []}, "started": "maybe"}',
+    '{"progress": "{{ 1 / 0 }}"}',
+]
+"""What a hostile host may answer to a poll of its soak, in place of its progress."""
+
+
+def test_hostile_answer_of_one_host_to_a_poll_does_not_end_the_soak_of_the_others(tmp_path: Path) -> None:
+    """Each good host is soaking at its first poll (exit code 4), and has finished at the second (exit code 0)."""
+    good = json.dumps({"progress": "round 1", "started": True})
+    hostile = {f"hostile{number}": answer for number, answer in enumerate(HOSTILE_ANSWERS)}
+    answers = {**hostile, "good1": good, "good2": good}
+    (tmp_path / "plan.json").write_text(json.dumps({"stages": [{"name": "soak", "duration_s": 1, "deadline_s": 1}]}))
+    hosts = {}
+    for host, answer in answers.items():
+        prefix, state = tmp_path / host / "prefix", tmp_path / host / "state"
+        program = prefix / "bin" / "rackproof"
+        program.parent.mkdir(parents=True)
+        program.write_text(
+            f"#!/bin/sh\necho >>{prefix}/polls\nprintf %s {shlex.quote(answer)}\n[ $(wc -l <{prefix}/polls) = 2 ] || exit 4\n"
+        )
+        program.chmod(0o755)
+        (state / "runs" / "r").mkdir(parents=True)
+        (state / "runs" / "r" / "record.json").write_text("{}")
+        hosts[host] = {**LOCAL, "rackproof_prefix": str(prefix), "rackproof_state_directory": str(state)}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"gpu_hosts": {"hosts": hosts}}))
+    variables = {
+        "_rackproof_run_dir": str(tmp_path),
+        "_rackproof_run_id": "r",
+        "rackproof_fabric_interface": "",
+        "_soak_poll_s": 1,
+    }
+    task = {"ansible.builtin.include_role": {"name": "soak"}, "vars": variables}
+    done = run_plays(tmp_path, {"hosts": "gpu_hosts", "gather_facts": False, "tasks": [task]})
+    for host in ("good1", "good2"):
+        assert (tmp_path / host / "prefix" / "polls").read_text() == "\n\n", done.stdout + done.stderr
+        assert re.search(rf"^{host} .* failed=0 ", done.stdout, re.MULTILINE), done.stdout
+    assert "round 1" in done.stdout
+
+
+def test_no_expression_parses_the_output_of_several_hosts() -> None:
+    """If it did, invalid output of one host would make the task fail for all hosts."""
+    files = [path for path in (*(ROOT / "roles").rglob("*"), *(ROOT / "playbooks").glob("*")) if path.is_file()]
+    expressions = [
+        expression
+        for path in files
+        if path.suffix in (".yml", ".j2")
+        for expression in re.findall(r"\{\{.*?\}\}|\{%.*?%\}", path.read_text(), re.DOTALL)
+    ]
+    assert len(expressions) > 300
+    assert [text for text in expressions if re.search("from_(json|yaml)", text) and "hostvars" in text] == []
 
 
 @pytest.fixture(scope="module")

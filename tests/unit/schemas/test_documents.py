@@ -119,6 +119,65 @@ def test_schema_error_explains_the_mistake(change: dict[str, Any], message: str)
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize("position", [0, 20_000, 39_999])
+def test_duplicate_key_among_forty_thousand_is_named(position: int) -> None:
+    keys = [f"{number:x}" for number in range(40_000)]
+    text = "{" + ",".join(f'"{key}":0' for key in [*keys, keys[position]]) + "}"
+    with pytest.raises(documents.DocumentError, match=f"duplicate key '{keys[position]}'$"):
+        documents.parse(text, source="h1.json")
+
+
+def locations(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path of each value in a document. Of a list, only the paths in its first element."""
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from locations(item, (*path, key))
+
+
+def replaced(document: Any, path: tuple[Any, ...], value: Any) -> Any:
+    """Return the document with another value at `path`."""
+    if not path:
+        return value
+    copy = document.copy()
+    copy[path[0]] = replaced(copy[path[0]], path[1:], value)
+    return copy
+
+
+PLAN = to_json(builders.plan(gpu_count=1))
+HUGE_VALUES = {
+    "a long text": "x" * 100_000,
+    "a long number as text": "1" * 100_000,
+    "a long URL": "http://" + "x" * 100_000,
+    "a list of long texts": ["x" * 1000] * 1000,
+    "a list of empty mappings": [{}] * 20_000,
+    "a mapping with a long name": {"x" * 100_000: 1},
+    "a mapping with many names": {f"/{number}": [] for number in range(20_000)},
+}
+
+
+@pytest.mark.parametrize("kind", HUGE_VALUES)
+@pytest.mark.parametrize(("schema", "document"), [("record", RECORD), ("plan", PLAN)], ids=["record", "plan"])
+def test_message_about_a_huge_value_is_short_and_its_number_of_faults_is_bounded(
+    schema: str, document: dict[str, Any], kind: str
+) -> None:
+    found = 0
+    for path in locations(document):
+        changed = replaced(document, path, HUGE_VALUES[kind])
+        errors = documents.faults(changed, schema)
+        assert len(errors) < 1000, path
+        messages = [documents.explain(error) for error in errors]
+        assert all(len(message) < 1000 for message in messages), path
+        found += len(errors)
+    assert found > 20
+
+
+def test_wrong_version_is_named_even_if_a_list_has_many_faults() -> None:
+    document = {**RECORD, "observations": [{}] * 20_000, "schema": "rackproof.record/9"}
+    with pytest.raises(documents.DocumentError, match=r"schema: 'rackproof\.record/9' is of a newer Rackproof"):
+        documents.validate(document, "record", source="h1.json")
+
+
 def test_links_pipes_and_directories_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "real.json").write_text(TEXT)
     (tmp_path / "link.json").symlink_to(tmp_path / "real.json")

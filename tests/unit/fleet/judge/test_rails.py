@@ -224,6 +224,13 @@ def test_two_ports_at_one_switch_fail_on_a_host_without_peers() -> None:
     )
 
 
+def test_host_with_thousands_of_ports_at_one_switch_is_judged() -> None:
+    """The ports in the first two slots are compared with the other hosts. No other host has the remaining slots."""
+    apart = [host(number, f"a{number}", f"b{number}") for number in range(3)]
+    found = states(verdicts([*apart, host(3, *["x"] * 2000)]))
+    assert found[FAIL] == ["h3 eth0", "h3 eth1"]
+
+
 def test_switches_that_were_not_read_do_not_count_as_shared() -> None:
     apart = [host(number, f"a{number}", f"b{number}", f"c{number}") for number in range(3)]
     unread = HostLinks(host="h9", has_record=True, links=(link("h9", 0, "x"), link("h9", 1, ""), link("h9", 2, "")))

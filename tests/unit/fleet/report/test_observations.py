@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from fleet.judge.criteria import read_packs
 from fleet.judge.judge import Evidence
+from fleet.report import observations
 from fleet.report.merge import merge
 from fleet.report.observations import (
     COLUMNS,
@@ -64,6 +65,42 @@ def report_and_rows(evidence: Evidences) -> tuple[FleetReport, list[dict[str, st
 @pytest.fixture(scope="module")
 def healthy() -> tuple[FleetReport, list[dict[str, str]]]:
     return report_and_rows(builders.evidence(PLAN))
+
+
+@pytest.mark.parametrize("name", ["x", "phase", "dtype"])
+def test_thousands_of_observations_that_differ_in_one_parameter_are_reported(name: str) -> None:
+    evidence = builders.evidence(PLAN)
+    record, *others = evidence["h2"].records
+    base = next(item for item in record.observations if item.name == "memory.bandwidth" and item.scope == "gpu=1")
+    more = tuple(replace(base, value=1.0e12, params={**base.params, name: str(number)}) for number in range(8000))
+    evidence["h2"] = Evidence(records=(replace(record, observations=(*record.observations, *more)), *others))
+    _, rows = report_and_rows(evidence)
+    assert len(rows) > 8000
+
+
+SOME_PARAMS = st.dictionaries(st.sampled_from(["phase", "a", "b"]), st.integers(0, 2))
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["s", "t"]), SOME_PARAMS), max_size=12),
+    st.lists(st.tuples(st.sampled_from(["", "s"]), SOME_PARAMS), max_size=6),
+)
+def test_verdict_belongs_to_the_same_observation_among_few_and_among_many(
+    observed: list[tuple[str, dict[str, int]]], judged: list[tuple[str, dict[str, int]]]
+) -> None:
+    """Among many observations of one name and scope, an index of their parameters is used."""
+    items = [
+        Observation(name="a.b", scope="host", stage=stage, unit="1", status=MEASURED, value=1, params=params)
+        for stage, params in observed
+    ]
+    verdicts = [
+        Verdict(host="h", scope="host", name="a.b", verdict="pass", criterion="", reason="", stage=stage, params=params)
+        for stage, params in judged
+    ]
+    among_few = observations._assign(items, verdicts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(observations, "_MANY", 0)
+        assert observations._assign(items, verdicts) == among_few
 
 
 def slow_memory(item: Observation) -> Observation:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shlex
 import shutil
 import zipfile
 from dataclasses import replace
@@ -112,7 +113,7 @@ def test_package_identifies_the_failed_part(run: Path) -> None:
 def test_commands_that_repeat_the_failed_benchmarks_use_the_agent_of_the_host(run: Path) -> None:
     commands = {item["purpose"]: item["command"] for item in package(run)["again"]}
     assert commands["the failed benchmarks, on this GPU alone"] == (
-        "CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=GPU-h2-1 /opt/rackproof/bin/python -m torch.distributed.run "
+        "CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=1 /opt/rackproof/bin/python -m torch.distributed.run "
         "--standalone --nproc-per-node=1 -m agent.benchmarks --only memory"
     )
     assert "sudo /opt/rackproof/bin/rackproof doctor --gpus 2" in commands.values()
@@ -121,6 +122,35 @@ def test_commands_that_repeat_the_failed_benchmarks_use_the_agent_of_the_host(ru
     assert [text for purpose, text in commands.items() if purpose.startswith("acceptance test of this host alone")] == [
         f"{play} --limit h2"
     ]
+
+
+UUID = "GPU-41b7e0c5-2d93-4f68-ba10-5c8e96f3d702"
+
+
+@pytest.mark.parametrize(
+    ("uuid", "selected"),
+    [
+        (UUID, UUID),
+        ("", "1"),
+        ("GPU-1", "1"),
+        ("GPU-\x1b'; reboot '", "1"),
+        ("GPU-\x1b[0m'; reboot #", "1"),
+        (f"{UUID}\n", "1"),
+        (f"{UUID} $(reboot)", "1"),
+        (f"{UUID}`reboot`", "1"),
+    ],
+)
+def test_command_selects_the_gpu_by_uuid_or_else_by_index(run: Path, uuid: str, selected: str) -> None:
+    """Any other text from the host must not be in a command that the operator copies to a shell."""
+    record = slow_record(PLAN, "h2")
+    gpus = tuple(replace(gpu, uuid=uuid) if gpu.index == 1 else gpu for gpu in record.gpus)
+    documents.write(run / "hosts" / "h2.json", to_json(replace(record, gpus=gpus)))
+    assert main(["report", str(run)]) == 1
+    again = package(run)["again"]
+    words = {item["purpose"]: shlex.split(item["command"]) for item in again}
+    assert f"CUDA_VISIBLE_DEVICES={selected}" in words["the failed benchmarks, on this GPU alone"]
+    assert words["state of the GPU"] == ["nvidia-smi", "-q", "-i", selected]
+    assert "reboot" not in str(again)
 
 
 def test_finding_has_its_value_its_limit_and_the_values_of_other_gpus(run: Path) -> None:

@@ -279,6 +279,29 @@ def test_required_signer_must_be_the_signer_of_the_run(run: Path, verify: Verify
     assert (code, "not by bob@example.com" in output) == (1, True)
 
 
+@pytest.mark.parametrize(
+    ("principals", "identity", "code"),
+    [
+        ("*@example.com", "alice@example.com", 0),
+        ("?????@example.com", "alice@example.com", 0),
+        ("bob@example.com,*@example.com", "alice@example.com", 0),
+        ("!bob@example.com,*@example.com", "alice@example.com", 0),
+        ("!bob@example.com,*@example.com", "bob@example.com", 1),
+        ("*@example.com", "alice@example.org", 1),
+        ("*@example.com", "alice", 1),
+        ("*@example.com", "*", 1),
+    ],
+)
+def test_required_signer_may_match_a_pattern_of_the_allowed_signers(
+    run: Path, keys: Path, tmp_path: Path, verify: Verify, principals: str, identity: str, code: int
+) -> None:
+    signers = tmp_path / "signers"
+    signers.write_text(f'{principals} namespaces="rackproof" {(keys / "alice.pub").read_text()}')
+    found, output = verify(run, "--no-judge", "--allowed-signers", str(signers), "--signer", identity)
+    assert found == code
+    assert (f"signed by {identity} (ED25519" if code == 0 else f", not by {identity}") in output
+
+
 def test_json_output_matches_exit_code(run: Path, verify: Verify) -> None:
     (run / "hosts" / "h2.json").unlink()
     code, output = verify(run, "--json")

@@ -583,10 +583,8 @@ def test_hosts_that_need_attention_come_first_and_hidden_hosts_are_counted(tmp_p
         run.add_event("ok", host=name, rc=0)
     run.add_event(UNREACHABLE, host="r395")
     run.add_failure("r395", UNREACHABLE, "no route")
-    began = time.process_time()
     view = run.view()
     lines = render(view, 132, 30)
-    spent = time.process_time() - began
     assert len(lines) <= 30
     shown = [line.split()[0] for line in lines if re.match(r"r\d\d\d ", line)]
     # The unreachable host is first. The running hosts follow in the order of the inventory.
@@ -594,7 +592,6 @@ def test_hosts_that_need_attention_come_first_and_hidden_hosts_are_counted(tmp_p
     assert any("9 running" in line and "390 done" in line and "1 unreachable" in line for line in lines)
     hidden = next(line for line in lines if "more hosts" in line)
     assert f"and {400 - len(shown)} more hosts" in hidden
-    assert spent < 3
 
 
 @pytest.mark.parametrize(
