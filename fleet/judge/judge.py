@@ -21,6 +21,7 @@ from fleet.judge.bmc_owner import with_owner_of_bmc
 from fleet.judge.consistency import contradictions
 from fleet.judge.criteria import MODEL, Criterion, Pack
 from fleet.judge.culprits import with_culprits
+from fleet.judge.detached_volumes import without_detached_volume
 from fleet.judge.digests import judge_digests
 from fleet.judge.domain_checks import judge_domains
 from fleet.judge.drift import judge_soak, with_drift_observations, with_drift_time
@@ -252,6 +253,7 @@ def _annotate(view: HostView, verdicts: Sequence[Verdict], stats: FleetStats) ->
     annotated = []
     for verdict in with_stated_values(view, with_other_model(view, attributed), stats.stated):
         verdict = with_nccl_settings(view, with_slow_path(view, verdict, verdicts, normal_paths), verdicts)
+        verdict = without_detached_volume(view, verdict)
         verdict = _with_log_lifetime(with_missing_gpus(view, with_module(view, verdict), stats.slots))
         verdict = with_slot_limit(view, verdict)
         verdict = with_bmc_part(with_bmc_event(view, verdict), verdicts)
