@@ -84,8 +84,8 @@ _SLOW = Handling(
     "return the GPU (RMA).",
 )
 _SHARED = Handling(
-    "Correct what the cause names: end the other processes on the GPU (nvidia-smi lists them), or remove the limit on the "
-    "processors. Then measure the host again without rackproof_share_gpus.",
+    "Correct what the cause names: end the other processes on the GPU (nvidia-smi lists them), remove the limit on the "
+    "processors, or switch off confidential computing. Then measure the host again without rackproof_share_gpus.",
     "compare power, clock and temperature of the GPU with those of the other GPUs in the report.",
 )
 _SLOW_GPU = ("slow-memory", "slow-compute", "slow-workload", "slow-host-copies", "slow-peer-copies")

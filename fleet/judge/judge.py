@@ -18,6 +18,7 @@ from dataclasses import replace
 from fleet.judge import expectations
 from fleet.judge.bmc import judge_bmc, with_bmc_event, with_bmc_part
 from fleet.judge.bmc_owner import with_owner_of_bmc
+from fleet.judge.confidential_compute import with_confidential_compute
 from fleet.judge.consistency import contradictions
 from fleet.judge.criteria import MODEL, Criterion, Pack
 from fleet.judge.culprits import with_culprits
@@ -258,5 +259,6 @@ def _annotate(view: HostView, verdicts: Sequence[Verdict], stats: FleetStats) ->
         verdict = with_slot_limit(view, verdict)
         verdict = with_bmc_part(with_bmc_event(view, verdict), verdicts)
         verdict = with_processor_limit(view, with_other_processes(view, with_drift_time(view, verdict)))
+        verdict = with_confidential_compute(view, verdict, verdicts)
         annotated.append(with_advisory(view, verdict))
     return annotated
