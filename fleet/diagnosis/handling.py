@@ -294,7 +294,8 @@ HANDLING = {
         "compare risers, cables and slots of the host with those of a healthy one.",
     ),
     ("differs", "configure", ""): Handling(
-        "Set the value that most parts have. Firmware, such as the VBIOS, needs the update tool of the vendor.",
+        "Set the value that most parts have. Firmware, such as the VBIOS, needs the update tool of the vendor. For the hardware "
+        "of a virtual machine, use the instance type and the network settings of the others.",
         _RESET_AT_BOOT,
     ),
     ("differs", "reboot", ""): _FIND_DIFFERENCE,

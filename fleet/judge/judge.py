@@ -57,6 +57,7 @@ from fleet.judge.stated_values import with_stated_values
 from fleet.judge.storage_coverage import silent_totals
 from fleet.judge.stragglers import with_straggler_causes
 from fleet.judge.uniformity import has_observation, uniform
+from fleet.judge.virtual_hardware import with_virtual_hardware
 from fleet.judge.vulnerabilities import with_advisory, with_scores
 from fleet.judge.waivers import WaiverMatcher
 from fleet.judge.wiring import judge_wiring
@@ -256,7 +257,7 @@ def _annotate(view: HostView, verdicts: Sequence[Verdict], stats: FleetStats) ->
         verdict = with_nccl_settings(view, with_slow_path(view, verdict, verdicts, normal_paths), verdicts)
         verdict = without_detached_volume(view, verdict)
         verdict = _with_log_lifetime(with_missing_gpus(view, with_module(view, verdict), stats.slots))
-        verdict = with_slot_limit(view, verdict)
+        verdict = with_slot_limit(view, with_virtual_hardware(view, verdict))
         verdict = with_bmc_part(with_bmc_event(view, verdict), verdicts)
         verdict = with_processor_limit(view, with_other_processes(view, with_drift_time(view, verdict)))
         verdict = with_confidential_compute(view, verdict, verdicts)
