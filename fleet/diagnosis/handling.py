@@ -249,8 +249,10 @@ HANDLING = {
     ),
     ("pcie-link", "configure", ""): Handling(
         "The link is as fast as GPU and slot together allow. Move the GPU to another slot, or correct lanes and generation of "
-        "the slot in the BIOS (bifurcation, link speed). Then measure the host again.",
-        "compare the slot and its riser with those of a host that passes.",
+        "the slot in the BIOS (bifurcation, link speed). Then measure the host again. In a virtual machine, compare the lanes "
+        "with the description of the instance type.",
+        "compare the slot and its riser with those of a host that passes. If the instance type of a virtual machine has no more "
+        "lanes, judge it by a criterion of your own.",
     ),
     ("hot", "inspect_hardware", ""): Handling(
         "Check the cooling: fans, filters, blanking panels and airflow, or flow and temperature of the coolant.",
