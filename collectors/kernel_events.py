@@ -156,6 +156,9 @@ EVENTS = tuple(
     sorted(
         {event for event, _ in _PATTERNS}
         | {
+            "volume_timeout",
+            "volume_lost",
+            "volume_reset",
             "machine_check",
             "machine_check_corrected",
             "memory_uncorrected",
@@ -182,6 +185,9 @@ _ANY = re.compile(
 )
 """All patterns in one pattern, which quickly rejects the many lines without an event."""
 _CORRECTED = ("corrected", "info", "informational")
+VOLUME_EVENTS = {"nvme_timeout": "volume_timeout", "nvme_lost": "volume_lost", "nvme_reset": "volume_reset"}
+"""Event of an NVMe controller -> its name if the controller is a volume of a cloud, DPU or hypervisor. Such an event shows no
+faulty part of the host: the volume may be in the network, and it may be detached at any time."""
 _MAX_PARTS = 256
 """Once this many pairs of event and part are counted, events of new pairs count for the host, which limits the memory."""
 _MAX_OPEN = 16
@@ -231,8 +237,8 @@ class EventCounts:
     """The events in the messages that were added so far."""
 
     counts: Counter[tuple[str, Part]] = field(default_factory=Counter)
-    newest: dict[str, float] = field(default_factory=dict)
-    """Event -> seconds from boot to its newest message."""
+    newest: dict[tuple[str, Part], float] = field(default_factory=dict)
+    """Event and part -> seconds from boot to the newest message."""
     _open: dict[str, _HardwareRecord] = field(default_factory=dict)
     """Number of a firmware record -> the record. It may get further lines."""
     _has_previous: bool = False
@@ -290,7 +296,12 @@ class EventCounts:
     def _count(self, event: str, part: Part, uptime: float, times: int = 1) -> None:
         keeps_part = (event, part) in self.counts or len(self.counts) < _MAX_PARTS
         self.counts[event, part if keeps_part else HOST_PART] += times
-        self.newest[event] = max(self.newest.get(event, 0.0), uptime)
+        self._see(event, part, uptime)
+
+    def _see(self, event: str, part: Part, uptime: float) -> None:
+        keeps_part = (event, part) in self.newest or len(self.newest) < _MAX_PARTS
+        key = event, part if keeps_part else HOST_PART
+        self.newest[key] = max(self.newest.get(key, 0.0), uptime)
 
     def _read_record(self, number: str, text: str, uptime: float) -> None:
         is_new = text.startswith(("Hardware error from APEI", "event severity")) and not (
@@ -304,7 +315,7 @@ class EventCounts:
         if record := self._open.get(number):
             record.read(text)
             if record.section:
-                self.newest[record.event] = max(self.newest.get(record.event, 0.0), uptime)
+                self._see(record.event, record.part, uptime)
 
     def _close(self, number: str) -> None:
         record = self._open.pop(number, None)

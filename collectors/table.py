@@ -47,7 +47,7 @@ COLLECTORS: Mapping[str, Callable[[CollectorOptions], Collector]] = {
     "wiring": lambda options: WiringCollector(options.root, options.full_snapshot),
     "optics": lambda options: OpticsCollector(options.root, options.full_snapshot),
     "fabric": lambda options: FabricCollector(options.root, options.full_snapshot),
-    "xid": lambda options: XidCollector(options.root / "dev/kmsg", options.full_snapshot),
+    "xid": lambda options: XidCollector(options.root / "dev/kmsg", options.full_snapshot, root=options.root),
     "storage": lambda options: StorageCollector(options.root, options.full_snapshot, options.identity),
     "clock": lambda options: ClockCollector(options.root),
     "container": lambda options: ContainerCollector(options.root, options.full_snapshot),

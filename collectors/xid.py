@@ -13,8 +13,10 @@ from pathlib import Path
 
 from collectors import kernel_log
 from collectors.base import HOST_LABELS, Absent, Family, mark_varying
-from collectors.kernel_events import EVENTS, PARTS, EventCounts
+from collectors.files import Files
+from collectors.kernel_events import EVENTS, PARTS, VOLUME_EVENTS, EventCounts, Part
 from collectors.kernel_log import RingBuffer
+from collectors.storage.disks import CONTROLLERS, is_volume
 
 # The text in parentheses is `PCI:0000:5d:00`. Old drivers leave out `PCI:`; with MIG the driver adds `GPU-I:05 GPU-CI:00`. The
 # pattern must match at the beginning of the message, because a process name later in it may look like an XID.
@@ -155,18 +157,21 @@ class XidCollector:
         log: Path = kernel_log.KMSG,
         full_snapshot: bool = False,
         commands: Sequence[Sequence[str]] = kernel_log.COMMANDS,
+        root: Path = Path("/"),
     ) -> None:
         self._log = log
         self._full_snapshot = full_snapshot
         self._commands = commands
+        self._files = Files(root)
         self._ring: RingBuffer | None = None
         self._counts = ErrorCounts()
 
     def collect(self) -> Iterable[Family]:
         try:
-            return mark_varying(_families(self._read_all() if self._full_snapshot else self._read_new()))
+            result: ErrorCounts | Absent = self._read_all() if self._full_snapshot else self._read_new()
         except OSError as error:
-            return mark_varying(_families(Absent.error(f"{self._log}: {error.strerror}")))
+            result = Absent.error(f"{self._log}: {error.strerror}")
+        return mark_varying(_families(result, self._files))
 
     def _read_all(self) -> ErrorCounts:
         log = kernel_log.read_log(self._log, self._commands)
@@ -187,7 +192,7 @@ class XidCollector:
         return self._counts
 
 
-def _families(result: ErrorCounts | Absent) -> list[Family]:
+def _families(result: ErrorCounts | Absent, files: Files) -> list[Family]:
     counts = ErrorCounts() if isinstance(result, Absent) else result
     # When the buffer overwrites old records, a count may be lower than in an earlier full snapshot although there is a new error.
     # The time of the newest error still shows the new error.
@@ -212,10 +217,14 @@ def _families(result: ErrorCounts | Absent) -> list[Family]:
         help="Uptime at the newest fault of this kind in the kernel log; 0: none. Event previous_boot: a fault that the firmware "
         "recorded before this boot; the part may have been repaired or replaced since",
     )
-    for event, (kind, part), times in counts.events.by_part():
-        event_count.add({kind: part, "event": event} if kind else {"event": event}, times)
-    for event in () if isinstance(result, Absent) else EVENTS:
-        newest_event.add({"event": event}, counts.events.newest.get(event, 0.0))
+    for event, part, times in counts.events.by_part():
+        event_count.add({**dict([part] if part[0] else []), "event": _event(files, event, part)}, times)
+    last_seen = dict.fromkeys(EVENTS, 0.0)
+    for (event, part), uptime in counts.events.newest.items():
+        name = _event(files, event, part)
+        last_seen[name] = max(last_seen[name], uptime)
+    for event, uptime in () if isinstance(result, Absent) else last_seen.items():
+        newest_event.add({"event": event}, uptime)
     newest.add(HOST_LABELS, result if isinstance(result, Absent) else counts.last_xid)
     complete.add(HOST_LABELS, result if isinstance(result, Absent) else counts.complete)
     newest_sxid.add(HOST_LABELS, result if isinstance(result, Absent) else counts.last_sxid)
@@ -227,6 +236,12 @@ def _families(result: ErrorCounts | Absent) -> list[Family]:
     for (pci, is_fatal, code), times in sorted(counts.sxid.items()):
         sxid_count.add({"pci": pci, "fatal": is_fatal, "sxid": code}, times)
     return [newest, count, fatal, messages, complete, newest_sxid, sxid_count, event_count, newest_event]
+
+
+def _event(files: Files, event: str, part: Part) -> str:
+    """Return the name of an event of a part. Events of NVMe controllers that are volumes have names of their own."""
+    is_of_volume = event in VOLUME_EVENTS and is_volume(files, f"{CONTROLLERS}/{part[1]}")
+    return VOLUME_EVENTS[event] if is_of_volume else event
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from collectors.files import Files, nonempty
 from collectors.sysfs import pci_address
 
 T = TypeVar("T", bound=Value)
-_BLOCK, _CONTROLLERS, _SUBSYSTEMS = "sys/block", "sys/class/nvme", "sys/class/nvme-subsystem"
+_BLOCK, CONTROLLERS, _SUBSYSTEMS = "sys/block", "sys/class/nvme", "sys/class/nvme-subsystem"
 _NAMESPACE = r"nvme\d+(c\d+)?n\d+"
 """A namespace (`nvme0n1`) or, if the kernel uses multipath, a path to a namespace (`nvme0c1n1`)."""
 LEAVING = ("new", "deleting", "deleting (no IO)")
@@ -79,13 +79,14 @@ def _is_detachable(files: Files, disk: str) -> bool:
     transports = {files.read(f"{controller}/transport", str) for controller in controllers}
     return (
         not transports.isdisjoint(("tcp", "rdma", "fc", "loop"))
-        or _is_volume(files, device)
+        or is_volume(files, device)
         or files.read(f"{device}/vendor", str) in _HYPERVISORS
         or any(_DETACHABLE.search(f"{files.path(path).resolve()}/") for path in (f"{_BLOCK}/{disk}", device))
     )
 
 
-def _is_volume(files: Files, device: str) -> bool:
+def is_volume(files: Files, device: str) -> bool:
+    """Return whether the disk or NVMe controller with this directory in sysfs is a volume of a cloud, DPU or hypervisor."""
     model = files.read(f"{device}/model", str)
     return isinstance(model, str) and model.startswith(_VOLUMES)
 
@@ -116,7 +117,7 @@ def controllers(files: Files) -> Iterable[Family]:
     subsystems: dict[str, set[str]] = {}
     for path in files.glob(f"{_SUBSYSTEMS}/*/nvme*"):
         subsystems.setdefault(path.split("/")[-2], set()).add(path.rpartition("/")[2])
-    for path in files.glob(f"{_CONTROLLERS}/nvme*"):
+    for path in files.glob(f"{CONTROLLERS}/nvme*"):
         name = path.rpartition("/")[2]
         if not _is_built_in(files, path):
             continue
@@ -124,7 +125,7 @@ def controllers(files: Files) -> Iterable[Family]:
         siblings = {name, *(other for names in shared for other in names)}
         entries = {
             *siblings,
-            *(entry.rpartition("/")[2] for other in siblings for entry in files.glob(f"{_CONTROLLERS}/{other}/*")),
+            *(entry.rpartition("/")[2] for other in siblings for entry in files.glob(f"{CONTROLLERS}/{other}/*")),
         }
         family.add({"disk": name}, sum(bool(re.fullmatch(_NAMESPACE, entry)) for entry in entries))
     yield family
@@ -141,7 +142,7 @@ def _is_built_in(files: Files, controller: str) -> bool:
         files.read(f"{controller}/transport", str) == "pcie"
         and kind not in ("admin", "discovery")
         and state not in LEAVING
-        and not _is_volume(files, controller)
+        and not is_volume(files, controller)
     )
 
 

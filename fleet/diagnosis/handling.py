@@ -104,8 +104,8 @@ _SLOW = Handling(
     "return the GPU (RMA).",
 )
 _SHARED = Handling(
-    "Correct what the cause names: end the other processes on the GPU (nvidia-smi lists them), or remove the limit on the "
-    "processors. Then measure the host again without rackproof_share_gpus.",
+    "Correct what the cause names: end the other processes on the GPU (nvidia-smi lists them), remove the limit on the "
+    "processors, or switch off confidential computing. Then measure the host again without rackproof_share_gpus.",
     "compare power, clock and temperature of the GPU with those of the other GPUs in the report.",
 )
 _SLOW_GPU = ("slow-memory", "slow-compute", "slow-workload", "slow-host-copies", "slow-peer-copies")
@@ -269,8 +269,10 @@ HANDLING = {
     ),
     ("pcie-link", "configure", ""): Handling(
         "The link is as fast as GPU and slot together allow. Move the GPU to another slot, or correct lanes and generation of "
-        "the slot in the BIOS (bifurcation, link speed). Then measure the host again.",
-        "compare the slot and its riser with those of a host that passes.",
+        "the slot in the BIOS (bifurcation, link speed). Then measure the host again. In a virtual machine, compare the lanes "
+        "with the description of the instance type.",
+        "compare the slot and its riser with those of a host that passes. If the instance type of a virtual machine has no more "
+        "lanes, judge it by a criterion of your own.",
     ),
     ("hot", "inspect_hardware", ""): Handling(
         "Check the cooling: fans, filters, blanking panels and airflow, or flow and temperature of the coolant.",
@@ -314,7 +316,8 @@ HANDLING = {
         "compare risers, cables and slots of the host with those of a healthy one.",
     ),
     ("differs", "configure", ""): Handling(
-        "Set the value that most parts have. Firmware, such as the VBIOS, needs the update tool of the vendor.",
+        "Set the value that most parts have. Firmware, such as the VBIOS, needs the update tool of the vendor. For the hardware "
+        "of a virtual machine, use the instance type and the network settings of the others.",
         _RESET_AT_BOOT,
     ),
     ("differs", "reboot", ""): _FIND_DIFFERENCE,

@@ -24,6 +24,7 @@ Identity = tuple[str, str]
 """Name of the reading that identifies a part, and its value."""
 MAC_ADDRESS = "network.address"
 ADAPTER_IDENTITIES = frozenset({"infiniband.hca.node_guid", MAC_ADDRESS})
+VIRTUAL_MACHINE = "host.virtual_machine"
 LISTED = 3
 """Maximum number of serials that a reason lists."""
 
@@ -118,10 +119,16 @@ def _identities(gpus: Iterable[Gpu]) -> Iterator[tuple[Gpu, Identity]]:
 
 
 def _adapter_identities(evidence: Evidence) -> Iterator[tuple[str, Identity]]:
-    """Yield scope and identity of each network adapter, from the last snapshot with the reading of the identity."""
+    """Yield scope and identity of each network adapter, from the last snapshot with the reading of the identity.
+
+    Adapters of a virtual machine have none: the hypervisor assigns their GUIDs and MAC addresses, and may assign one to several
+    machines. Hyper-V takes them from a small pool, so that healthy virtual machines often share one.
+    """
     last: dict[str, Metric] = {}
     for snapshot in evidence.snapshots():
         for metric in snapshot.metrics:
+            if metric.name == VIRTUAL_MACHINE and True in metric.values.values():
+                return
             if metric.name in ADAPTER_IDENTITIES:
                 last[metric.name] = metric
     for name, metric in last.items():
@@ -131,16 +138,21 @@ def _adapter_identities(evidence: Evidence) -> Iterator[tuple[str, Identity]]:
 
 
 _ASSIGNED = frozenset("014589cd")
-"""Possible second hex digits of a MAC address that a manufacturer assigned. In these digits the bit with value 2, which marks
-locally administered addresses, is 0."""
+"""Possible second hex digits of a GUID or MAC address that a manufacturer assigned. In these digits the bit with value 2, which
+marks locally administered addresses, is 0."""
+_OF_MAC = "fffe"
+"""Hex digits in the middle of a GUID that a driver or hypervisor made from a MAC address (EUI-64)."""
 
 
 def _is_unique(name: str, value: str) -> bool:
-    """Return whether a manufacturer assigned the value: it is neither zero nor a locally administered MAC address (IEEE 802)."""
-    digits = value.replace(":", "")
-    if not digits.strip("0"):
-        return False
-    return name != MAC_ADDRESS or digits[1:2].lower() in _ASSIGNED
+    """Return whether a manufacturer assigned the value: it is neither zero nor locally administered (IEEE 802).
+
+    A GUID that was made from a MAC address is not unique. Some drivers invert the bit that marks local addresses, so only the
+    MAC address itself shows whether it is one.
+    """
+    digits = value.replace(":", "").lower()
+    is_of_mac = name != MAC_ADDRESS and digits[6:10] == _OF_MAC
+    return digits.strip("0") != "" and digits[1:2] in _ASSIGNED and not is_of_mac
 
 
 def duplicate_identities(evidence: Mapping[str, Evidence], known: DuplicateSerials) -> list[Verdict]:

@@ -15,6 +15,7 @@ from fleet.judge.one_machine import Machines
 from fleet.judge.outliers import FleetFigures
 from fleet.judge.paths import NormalPaths
 from fleet.judge.reading_support import ReadingSupport
+from fleet.judge.slot_limits import LaneCounts
 from fleet.judge.stated_values import StatedValues
 from fleet.judge.stragglers import RankFigures
 from fleet.judge.uniformity import ValueGroups
@@ -36,6 +37,7 @@ class FleetStats:
         self.duplicates = DuplicateSerials()
         self.serials = HostSerials()
         self.slots = SlotMap()
+        self.lanes = LaneCounts()
         self.domains = NvlinkDomains()
         self.machines = Machines()
         self.link_faults = LinkFaults()
@@ -48,10 +50,11 @@ class FleetStats:
         """The network ports of each host."""
 
     def add_identities(self, view: HostView) -> None:
-        """Add what is counted for each host separately: parts, slots, NVLink domain, machine, links, digests, reading support."""
+        """Add what is counted for each host separately: parts, slots, lanes, NVLink domain, machine, links, digests, support."""
         self.duplicates.add(view.host.name, view.evidence, adapters=view.plan.judges_ports(view.host))
         self.serials.add(view)
         self.slots.add(view)
+        self.lanes.add(view)
         self.domains.add(view)
         self.machines.add(view)
         self.link_faults.add(view)
@@ -80,6 +83,7 @@ class FleetStats:
         self.duplicates.update(other.duplicates)
         self.serials.update(other.serials)
         self.slots.update(other.slots)
+        self.lanes.update(other.lanes)
         self.domains.update(other.domains)
         self.machines.update(other.machines)
         self.link_faults.update(other.link_faults)

@@ -211,6 +211,11 @@ class HostView:
         return ",".join(map(str, sorted(set(self.nvlinks.values()))))
 
     @cached_property
+    def is_virtual(self) -> bool:
+        """Return whether the host is a virtual machine."""
+        return True in self._values("host.virtual_machine")
+
+    @cached_property
     def has_lone_gpu(self) -> bool:
         """Return whether the host is a virtual machine with one GPU and nothing at the other end of its NVLinks.
 
@@ -218,7 +223,7 @@ class HostView:
         fabric, and no NVSwitch is on the bus. The number of active links is 0, or the driver does not support the query. On a
         host without a hypervisor the same readings show a fault.
         """
-        if len(self.host.devices) != 1 or True not in self._values("host.virtual_machine"):
+        if len(self.host.devices) != 1 or not self.is_virtual:
             return False
         in_fabric = self._values("gpu.fabric.state")
         links = [metric for _, metric in self.observations.metrics.get("gpu.nvlink.active_links", ())]

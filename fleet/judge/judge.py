@@ -18,9 +18,11 @@ from dataclasses import replace
 from fleet.judge import expectations
 from fleet.judge.bmc import judge_bmc, with_bmc_event, with_bmc_part
 from fleet.judge.bmc_owner import with_owner_of_bmc
+from fleet.judge.confidential_compute import with_confidential_compute
 from fleet.judge.consistency import contradictions
 from fleet.judge.criteria import MODEL, Criterion, Pack
 from fleet.judge.culprits import with_culprits
+from fleet.judge.detached_volumes import without_detached_volume
 from fleet.judge.digests import judge_digests
 from fleet.judge.domain_checks import judge_domains
 from fleet.judge.drift import judge_soak, with_drift_observations, with_drift_time
@@ -55,6 +57,7 @@ from fleet.judge.stated_values import with_stated_values
 from fleet.judge.storage_coverage import silent_totals
 from fleet.judge.stragglers import with_straggler_causes
 from fleet.judge.uniformity import has_observation, uniform
+from fleet.judge.virtual_hardware import with_virtual_hardware
 from fleet.judge.vulnerabilities import with_advisory, with_scores
 from fleet.judge.waivers import WaiverMatcher
 from fleet.judge.wiring import judge_wiring
@@ -252,9 +255,11 @@ def _annotate(view: HostView, verdicts: Sequence[Verdict], stats: FleetStats) ->
     annotated = []
     for verdict in with_stated_values(view, with_other_model(view, attributed), stats.stated):
         verdict = with_nccl_settings(view, with_slow_path(view, verdict, verdicts, normal_paths), verdicts)
+        verdict = without_detached_volume(view, verdict)
         verdict = _with_log_lifetime(with_missing_gpus(view, with_module(view, verdict), stats.slots))
-        verdict = with_slot_limit(view, verdict)
+        verdict = with_slot_limit(view, with_virtual_hardware(view, verdict), stats.lanes)
         verdict = with_bmc_part(with_bmc_event(view, verdict), verdicts)
         verdict = with_processor_limit(view, with_other_processes(view, with_drift_time(view, verdict)))
+        verdict = with_confidential_compute(view, verdict, verdicts)
         annotated.append(with_advisory(view, verdict))
     return annotated

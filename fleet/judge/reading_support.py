@@ -131,18 +131,14 @@ def _key_of(view: HostView) -> Hashable:
     lists = filter(None, map(_listing, names))
     slots = metrics.get(SLOTS)
     return (
-        *(view.kind, view.host.gang, _driver(view), _is_virtual(view), _has_failed_collector(view)),
+        *(view.kind, view.host.gang, _driver(view), view.is_virtual, _has_failed_collector(view)),
         *(names, frozenset(_linked(view)), tuple(slots[-1][1].values.values()) if slots else ()),
         *(metrics[name][-1][1].form if name in metrics else None for name in (*names, *dict.fromkeys(lists))),
     )
 
 
 def _is_on_every_host(view: HostView, name: str) -> bool:
-    return name in ON_EVERY_HOST or (name == CLOCK and not _is_virtual(view))
-
-
-def _is_virtual(view: HostView) -> bool:
-    return view.observations.last_values("host.virtual_machine").get(HOST) is True
+    return name in ON_EVERY_HOST or (name == CLOCK and not view.is_virtual)
 
 
 def _driver(view: HostView) -> str:
@@ -160,7 +156,7 @@ def _last_readings(view: HostView) -> Iterator[tuple[Key, str, str]]:
     Only the last snapshot with the reading is used. Readings that failed with an error are left out.
     """
     planned = {*view.host.scopes} if view.host.device == "gpu" else set()
-    common = _driver(view), _is_virtual(view), len(view.host.scopes)
+    common = _driver(view), view.is_virtual, len(view.host.scopes)
     if planned:
         yield from _readings_of_gpus(view, planned, common)
     if view.snapshot_phases and not _has_failed_collector(view):

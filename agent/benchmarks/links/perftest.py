@@ -46,6 +46,11 @@ _MEANINGS = (
     (r"to RTR", "the queue pairs cannot be connected: no route, no LID, or a GID index of another network"),
     (r"Port number \d+ state is", "the port is down"),
     (r"IB device \S+ not found", "the adapter is gone"),
+    (
+        r"Unable to find the Infiniband/RoCE device|Did not detect devices",
+        "no RDMA device may be used: if this is a container, pass /dev/infiniband to it; otherwise load the module ib_uverbs",
+    ),
+    (r"Unable to open the device", "the device file of the adapter in /dev/infiniband cannot be opened"),
     (r"Unable to query port", "the adapter has no such port"),
     (r"Couldn't connect to", "the other side does not listen"),
     (r"in name resolution|Name or service not known", "the address of the other host cannot be resolved"),

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -124,23 +124,25 @@ def _help_text(program: str | None) -> str:
 class PerftestRun:
     """The process of one side of a test, the server or the client."""
 
-    def __init__(self, command: Sequence[str], cpus: Iterable[int] = ()) -> None:
-        """Start the command, and restrict it to the processors `cpus`.
+    def __init__(self, command: Sequence[str], port: RdmaPort) -> None:
+        """Start the command, and restrict it to the processors near the port.
 
         Processors that this process may not use are left out. If none is left, the command is not restricted.
 
         Raises:
-            OSError: the command could not be started.
+            OSError: the command could not be started, or could not use the port.
         """
+        if port.device_problem:
+            raise OSError(port.device_problem)
         with contextlib.ExitStack() as files:
             self._stdout, self._stderr = (files.enter_context(tempfile.TemporaryFile()) for _ in range(2))
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=self._stdout, stderr=self._stderr
             )
             self._files = files.pop_all()
-        # The caller passes the processors near the adapter, so that the memory of the test is on the adapter's NUMA node.
+        # With the processors near the adapter, the memory of the test is on the adapter's NUMA node.
         with contextlib.suppress(OSError):  # the test works on other processors, too
-            if wanted := set(cpus) & os.sched_getaffinity(0):
+            if wanted := set(port.cpus) & os.sched_getaffinity(0):
                 os.sched_setaffinity(self._process.pid, wanted)
 
     @property

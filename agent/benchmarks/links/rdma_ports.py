@@ -17,7 +17,7 @@ from pathlib import Path
 
 from agent.benchmarks.links.pcie_links import Links, links_above
 
-CLASS = "sys/class/infiniband"
+CLASS, VERBS_CLASS = "sys/class/infiniband", "sys/class/infiniband_verbs"
 INFINIBAND, ROCE = "InfiniBand", "Ethernet"
 CHANNEL_ADAPTER = "1: CA"
 """`node_type` of an adapter whose queue pairs perftest can connect; an adapter for iWARP or EFA has another type."""
@@ -61,6 +61,8 @@ class RdmaPort:
     """Whether the port has a link that can transfer data."""
     can_connect: bool = True
     """Whether perftest can connect the port's queue pairs; false for adapters for iWARP and EFA."""
+    device_problem: str = ""
+    """Why the device file of the adapter cannot be opened, with the remedy; empty if it can."""
     links: Links = ()
     """The PCIe links above the adapter; empty for a software adapter, and in a virtual machine, which does not show them."""
 
@@ -134,12 +136,32 @@ def _ports(root: Path) -> Iterator[RdmaPort]:
         kind = _text(path / "node_type")
         for port in _entries(path / "ports") if kind else ():
             if port.name.isdecimal():
-                rdma_port = _port(path.name, device, port)
+                rdma_port = replace(_port(path.name, device, port), device_problem=_device_problem(root, path.name))
                 yield (
                     rdma_port
                     if kind == CHANNEL_ADAPTER
                     else replace(rdma_port, rate=0.0, can_connect=False, unusable=_wrong_kind(kind))
                 )
+
+
+def _device_problem(root: Path, hca: str) -> str:
+    """Return why the device file of an adapter cannot be opened. Empty if it can, or if sysfs does not state its name.
+
+    A container shows the adapters of the machine in sysfs, but has only the device files that are passed to it.
+    """
+    for entry in _entries(root / VERBS_CLASS):
+        if _text(entry / "ibdev") == hca:
+            file = f"dev/infiniband/{entry.name}"
+            try:
+                os.close(os.open(root / file, os.O_RDWR | os.O_CLOEXEC))
+            except (FileNotFoundError, PermissionError) as error:
+                return (
+                    f"/{file}, the device file of {hca}, cannot be opened: {error.strerror}. If this is a container, pass "
+                    "/dev/infiniband to it (docs/container.md); if this is a job, its device cgroup must allow the file"
+                )
+            except OSError:
+                return ""  # perftest then reports the problem
+    return ""
 
 
 def _wrong_kind(kind: str) -> str:

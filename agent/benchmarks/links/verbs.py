@@ -84,10 +84,10 @@ def _loopback(context: RankContext, report: PortReport, test: VerbsTest, port: R
         report.absent(test, port, UNSUPPORTED, str(error), sharing="alone")
         return ""
     try:
-        runs["server"] = PerftestRun(commands["server"], port.cpus)
+        runs["server"] = PerftestRun(commands["server"], port)
         problem = wait_until_listening({"server": (runs["server"], tcp_port)}, progress).get("server", "")
         if not problem:
-            runs["client"] = PerftestRun(commands["client"], port.cpus)
+            runs["client"] = PerftestRun(commands["client"], port)
             problems = finish(runs, test.limit_s, progress)
             # An error of the server is often a consequence of the client's error.
             problem = problems["client"] or problems["server"]

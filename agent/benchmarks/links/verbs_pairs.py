@@ -270,7 +270,7 @@ class PairOfHosts:
     def _start(self, run: PairRun, port: RdmaPort, tcp_port: int, server: str, sides: dict[str, PerftestRun]) -> str:
         """Start this host's side of a test on one port; return why it cannot be started, or an empty string."""
         try:
-            sides[port.slot] = PerftestRun(self._report.command(run.test, port, tcp_port, server), port.cpus)
+            sides[port.slot] = PerftestRun(self._report.command(run.test, port, tcp_port, server), port)
         except PerftestError as error:
             self._lacking.add(port.slot)
             return str(error)

@@ -15,7 +15,7 @@ import pytest
 
 from collectors import kernel_log
 from collectors.base import Absent, scope
-from collectors.kernel_events import EVENTS
+from collectors.kernel_events import EVENTS, VOLUME_EVENTS
 from collectors.kernel_log import messages
 from collectors.xid import XidCollector, parse_sxid, parse_xid, sysfs_address
 from fleet.judge.criteria import Criterion, read_pack, read_packs
@@ -119,6 +119,37 @@ def test_addresses_have_the_sysfs_form() -> None:
 
 
 # ---- the log ----
+
+
+NVME_LINES = (
+    ("nvme_timeout", "nvme {}: I/O 252 QID 2 timeout, aborting"),
+    (
+        "nvme_timeout",
+        "nvme {}: I/O tag 252 (10fc) opcode 0x2 (I/O Cmd) QID 2 timeout, aborting req_op:READ(0) size:4096",
+    ),
+    ("nvme_lost", "nvme {}: Removing after probe failure status: -19"),
+    ("nvme_reset", "nvme {}: controller is down; will reset: CSTS=0x3, PCI_STATUS=0x10"),
+)
+VOLUMES = ("Amazon Elastic Block Store", "nvme_card-pd", "MSFT NVMe Accelerator v1.0", "QEMU NVMe Ctrl")
+DISKS = ("Amazon EC2 NVMe Instance Storage", "nvme_card0", "Microsoft NVMe Direct Disk v2", "SAMSUNG MZWLR3T8HBLS")
+
+
+@pytest.mark.parametrize("model", [*VOLUMES, *DISKS, None])
+@pytest.mark.parametrize(("event", "line"), NVME_LINES)
+def test_nvme_events_of_volumes_have_names_of_their_own(
+    tmp_path: Path, event: str, line: str, model: str | None
+) -> None:
+    """Without a model, the controller is no longer there."""
+    log, controller = tmp_path / "kmsg", tmp_path / "sys/class/nvme/nvme3"
+    log.write_text(f"{BOOT_LINE}4,9,7000000,-;{line.format('nvme3')}\n4,10,9000000,-;{line.format('nvme4')}\n")
+    if model:
+        controller.mkdir(parents=True)
+        (controller / "model").write_text(f"{model:<40}\n")
+    found = readings(XidCollector(log, root=tmp_path))
+    name = VOLUME_EVENTS[event] if model in VOLUMES else event
+    assert found["kernel.event.count"] == {f"disk=nvme3,event={name}": 1, f"disk=nvme4,event={event}": 1}
+    seen = {key: value for key, value in found["kernel.event.last_seen"].items() if value}
+    assert seen == {f"event={name}": 7.0, f"event={event}": 9.0}
 
 
 def test_errors_are_counted_by_address_and_code() -> None:

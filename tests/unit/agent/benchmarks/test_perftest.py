@@ -134,6 +134,22 @@ def test_status_is_read_from_the_wording_of_newer_versions() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("stdout", "stderr", "meaning"),
+    [
+        (
+            " Did not detect devices \n If device exists, check if driver is up\n",
+            " Unable to find the Infiniband/RoCE device\n",
+            "pass /dev/infiniband",
+        ),
+        (" Did not detect devices \n If device exists, check if driver is up\n", "", "pass /dev/infiniband"),
+        ("", "Couldn't get context for the device\n Unable to open the device\n", "cannot be opened"),
+    ],
+)
+def test_reason_states_that_no_device_may_be_used(stdout: str, stderr: str, meaning: str) -> None:
+    assert meaning in failure_reason(1, stdout, stderr)
+
+
 def test_reason_has_the_number_of_an_unknown_status() -> None:
     assert failure_reason(1, "", " Failed status 4: wr_id 0").startswith("the transfer failed with status 4")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +84,42 @@ def test_reason_is_given_for_a_port_that_is_not_measured(tmp_path: Path, change:
     found = reasons(tmp_path)
     assert found["mlx5_0"] == ""
     assert reason in found["mlx5_1"]
+
+
+@pytest.mark.parametrize(
+    ("file", "problem"),
+    [("present", ""), ("missing", "No such file or directory"), ("denied", "Permission denied"), ("unknown", "")],
+)
+def test_port_whose_device_file_cannot_be_opened_is_measured_and_has_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, problem: str
+) -> None:
+    add_adapter(tmp_path, "mlx5_0", "15")
+    add_adapter(tmp_path, "mlx5_1", "35")
+    devices = tmp_path / "dev/infiniband"
+    write(devices / "uverbs1", "")
+    write(tmp_path / "sys/class/infiniband_verbs/uverbs1/ibdev", "mlx5_1")
+    if file != "unknown":
+        write(tmp_path / "sys/class/infiniband_verbs/uverbs0/ibdev", "mlx5_0")
+    if file in ("present", "denied"):
+        write(devices / "uverbs0", "")
+    if file == "denied":  # root may open the file, whatever its mode is
+        really_open = os.open
+
+        def deny(path: Path, flags: int) -> int:
+            if path.name == "uverbs0":
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            return really_open(path, flags)
+
+        monkeypatch.setattr(os, "open", deny)
+    first, second = fabric_ports(True, tmp_path)
+    assert (first.unusable, second.unusable, second.device_problem) == ("", "", "")
+    if problem:
+        assert (
+            f"/dev/infiniband/uverbs0, the device file of mlx5_0, cannot be opened: {problem}" in first.device_problem
+        )
+        assert "docs/container.md" in first.device_problem
+    else:
+        assert first.device_problem == ""
 
 
 def test_port_at_half_rate_is_measured(tmp_path: Path) -> None:

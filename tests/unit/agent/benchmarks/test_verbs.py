@@ -25,7 +25,7 @@ from agent.benchmarks.links.perftest_run import Installation, VerbsTest
 from schemas.catalogue import settings
 from tests.rank_context import Recorder, SharedStore
 from tests.unit.agent.benchmarks.test_perftest import CAPTURES
-from tests.unit.agent.benchmarks.test_rdma_ports import add_adapter
+from tests.unit.agent.benchmarks.test_rdma_ports import add_adapter, write
 
 PROGRAM = f"""#!{sys.executable}
 import json, pathlib, socket, sys, time
@@ -272,6 +272,26 @@ def test_program_that_cannot_be_started_is_an_error(
     assert (absent["status"], absent["reason"]) == ("error", "ib_write_bw cannot be started: No such file or directory")
 
 
+def without_device_file(root: Path) -> None:
+    """Write two adapters, of which only the second has its device file in /dev/infiniband, as in a container."""
+    for number, bus in enumerate(("15", "35")):
+        add_adapter(root, f"mlx5_{number}", bus)
+        write(root / f"sys/class/infiniband_verbs/uverbs{number}/ibdev", f"mlx5_{number}")
+    write(root / "dev/infiniband/uverbs1", "")
+
+
+def test_port_without_its_device_file_is_an_error_with_a_remedy_and_other_ports_are_measured(
+    tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_device_file(tmp_path)
+    observations = measure(tmp_path, monkeypatch, QUICK)["h1"]
+    (absent,) = (item for item in observations if "mlx5_0" in item["scope"])
+    assert absent["status"] == "error"
+    assert "/dev/infiniband/uverbs0" in absent["reason"]
+    assert "pass /dev/infiniband to it" in absent["reason"]
+    assert {item["status"] for item in observations if "mlx5_1" in item["scope"]} == {"measured"}
+
+
 # ---- GPU memory ----
 
 
@@ -305,6 +325,16 @@ def test_gpu_memory_uses_peermem_or_else_dmabuf(
 
 
 # ---- pairs of hosts ----
+
+
+def test_pair_without_a_device_file_reports_the_missing_file(
+    tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_device_file(tmp_path)
+    observations = pair(tmp_path, monkeypatch, QUICK)
+    absent = [item for of_host in observations.values() for item in of_host if item["status"] == "error"]
+    assert {item["scope"].partition(",")[0] for item in absent} == {"hca=mlx5_0"}
+    assert all("/dev/infiniband/uverbs0" in item["reason"] for item in absent)
 
 
 def test_both_hosts_report_the_bandwidth_of_every_rail(

@@ -20,6 +20,8 @@ HEALTHY = builders.evidence(PLAN)
 ALONE, GANG = 0, 1
 """Positions of the host record and of the gang record among the records of a host."""
 GUID = "infiniband.hca.node_guid"
+ONE, TWO = "b8ce:f603:00aa:0001", "b8ce:f603:00aa:0002"
+"""GUIDs of two adapters."""
 
 
 def delivered(record: Record, host: str) -> Record:
@@ -89,8 +91,8 @@ def test_hosts_with_all_records_of_one_machine_are_incomplete() -> None:
             f"hosts/h1.json and hosts/h2.json are of one machine: hosts/{host}.json lists the GPUs h1-0, h1-1"
         )
     with_same_adapter = {
-        "h1": tuple(with_adapter(record, "b8ce:f603:00aa:0001") for record in HEALTHY["h1"].records),
-        "h2": tuple(with_adapter(record, "b8ce:f603:00aa:0001") for record in records),
+        "h1": tuple(with_adapter(record, ONE) for record in HEALTHY["h1"].records),
+        "h2": tuple(with_adapter(record, ONE) for record in records),
     }
     fleet = report(**with_same_adapter)
     assert decisions(fleet) == {"h1": INCOMPLETE, "h2": INCOMPLETE}
@@ -99,8 +101,8 @@ def test_hosts_with_all_records_of_one_machine_are_incomplete() -> None:
 
 def test_two_machines_with_the_same_gpus_are_rejected() -> None:
     """Each machine has an adapter of its own, so one of the machines reports forged identities of its GPUs."""
-    h1 = tuple(with_adapter(record, "b8ce:f603:00aa:0001") for record in HEALTHY["h1"].records)
-    h2 = tuple(with_adapter(delivered(record, "h2"), "b8ce:f603:00aa:0002") for record in HEALTHY["h1"].records)
+    h1 = tuple(with_adapter(record, ONE) for record in HEALTHY["h1"].records)
+    h2 = tuple(with_adapter(delivered(record, "h2"), TWO) for record in HEALTHY["h1"].records)
     fleet = report(h1=h1, h2=h2)
     assert decisions(fleet) == {"h1": REJECTED, "h2": REJECTED}
     failed = {(item.host, item.scope) for item in fleet.verdicts if item.criterion == "identity-unique"}
@@ -114,7 +116,7 @@ def test_record_is_foreign_only_if_all_gpus_and_adapters_differ() -> None:
     assert with_foreign_records(Evidence(records=(alone, swapped))).foreign == ()
     # All GPUs were swapped, but the adapter is the same.
     other = replace(gang, gpus=HEALTHY["h1"].records[GANG].gpus)
-    records = tuple(with_adapter(record, "b8ce:f603:00aa:0001") for record in (alone, other))
+    records = tuple(with_adapter(record, ONE) for record in (alone, other))
     assert with_foreign_records(Evidence(records=records)).foreign == ()
     assert with_foreign_records(Evidence(records=(alone, other))).foreign == (other,)
     # A record without GPUs is not foreign.
@@ -135,13 +137,15 @@ def part(serial: str, uuid: str | None = None, index: int = 0) -> Gpu:
     )
 
 
-def machine(*serials: str, guid: str = "", mac: str = "") -> Evidence:
+def machine(*serials: str, guid: str = "", mac: str = "", virtual: bool = False) -> Evidence:
     """Return a host with GPUs of these serials and, if given, an adapter with that GUID and an interface with that MAC."""
     metrics = [
         Metric(name=name, unit="1", values={scope: value})
-        for name, scope, value in ((GUID, "hca=mlx5_0", guid), ("network.address", "nic=eth0", mac))
+        for name, scope, value in (
+            (GUID, "hca=mlx5_0", guid), ("network.address", "nic=eth0", mac), ("host.virtual_machine", "host", virtual)
+        )
         if value
-    ]
+    ]  # fmt: skip
     gpus = tuple(part(serial, index=index) for index, serial in enumerate(serials))
     return host_evidence(SMALL, "h1", *metrics, gpus=gpus, observations=(), launches=())
 
@@ -158,7 +162,7 @@ def verdicts(fleet: Fleet) -> list[Verdict]:
     return duplicate_identities(fleet, known(fleet))
 
 
-@pytest.mark.parametrize("identity", [{"guid": "b8ce:f603:00aa:0001"}, {"mac": "b8:ce:f6:aa:00:01"}])
+@pytest.mark.parametrize("identity", [{"guid": ONE}, {"mac": "b8:ce:f6:aa:00:01"}])
 def test_hosts_with_the_same_adapter_are_duplicates_unless_adapters_are_excluded(identity: dict[str, str]) -> None:
     fleet = {"h1": machine("A", **identity), "h2": machine("B", **identity)}
     assert known(fleet).hosts() == {"h1", "h2"}
@@ -170,15 +174,45 @@ def test_hosts_with_the_same_adapter_are_duplicates_unless_adapters_are_excluded
 
 
 @pytest.mark.parametrize(
-    ("value", "is_unique"),
+    ("identity", "is_unique"),
     [
-        ("02:ce:f6:aa:00:01", False), ("06:ce:f6:aa:00:01", False), ("0a:ce:f6:aa:00:01", False), ("0E:ce:f6:aa:00:01", False),
-        ("00:00:00:00:00:00", False), ("00:ce:f6:aa:00:01", True), ("0C:ce:f6:aa:00:01", True), ("0D:ce:f6:aa:00:01", True),
+        *(({"mac": f"{first}:ce:f6:aa:00:01"}, False) for first in ("02", "06", "0a", "0E", "52")),
+        *(({"mac": f"{first}:ce:f6:aa:00:01"}, True) for first in ("00", "0C", "0D", "b8")),
+        *(({"guid": f"{first}ce:f603:00aa:0001"}, False) for first in ("02", "06", "0a", "0E", "52")),
+        *(({"guid": f"{first}ce:f603:00aa:0001"}, True) for first in ("00", "0C", "0D", "b8")),
+        ({"mac": "00:00:00:00:00:00"}, False),
+        ({"guid": "0000:0000:0000:0000"}, False),
+        # Made from the MAC address 52:54:00:12:34:56, which is local: with the bit inverted, as by Soft-RoCE, and as it is.
+        ({"guid": "5054:00ff:fe12:3456"}, False),
+        ({"guid": "5254:00ff:fe12:3456"}, False),
     ],
-)  # fmt: skip
-def test_locally_administered_addresses_and_zeros_identify_no_adapter(value: str, is_unique: bool) -> None:
-    fleet = {"h1": machine("A", mac=value), "h2": machine("B", mac=value.lower())}
+)
+def test_local_identities_and_zeros_identify_no_adapter(identity: dict[str, str], is_unique: bool) -> None:
+    lower = {kind: value.lower() for kind, value in identity.items()}
+    fleet = {"h1": machine("A", **identity), "h2": machine("B", **lower)}
     assert bool(known(fleet).hosts()) is is_unique
+
+
+HYPER_V = {"guid": "0015:5dff:fe33:ff13", "mac": "00:15:5d:33:ff:13"}
+PHYSICAL = {"guid": ONE, "mac": "b8:ce:f6:aa:00:01"}
+
+
+@pytest.mark.parametrize("identities", [HYPER_V, PHYSICAL])
+def test_adapters_of_virtual_machines_have_no_identity(identities: dict[str, str]) -> None:
+    """The hypervisor chooses GUIDs and MAC addresses."""
+    fleet = {name: machine(name, **identities, virtual=True) for name in ("h1", "h2")}
+    assert verdicts(fleet) == []
+    assert verdicts(fleet | {"h3": machine("h3", **identities)}) == []
+    # Only the GPUs show whether two hosts, or two records of a host, are of one machine.
+    other = machine("h1", guid=TWO, virtual=True)
+    assert known({"h1": fleet["h1"], "x": other}).same_machine("x", other) == ["h1"]
+    assert with_gang_record(fleet["h1"], fleet["h2"]).foreign
+    assert not with_gang_record(fleet["h1"], other).foreign
+
+
+def test_one_gpu_of_two_virtual_machines_fails() -> None:
+    fleet = {name: machine("A", name, **HYPER_V, virtual=True) for name in ("h1", "h2")}
+    assert {(item.host, item.scope) for item in verdicts(fleet)} == {("h1", "gpu=0"), ("h2", "gpu=0")}
 
 
 def test_two_hosts_are_one_machine_if_one_of_them_has_all_gpus_of_the_other() -> None:
@@ -197,9 +231,9 @@ def test_host_that_reports_an_adapter_is_the_same_machine_only_if_the_adapter_is
     h4 reports no adapter, so the shared GPU is enough to make it the same machine as the others.
     """
     fleet = {
-        "h1": machine("A", guid="1"),
-        "h2": machine("A", guid="1"),
-        "h3": machine("A", guid="2"),
+        "h1": machine("A", guid=ONE),
+        "h2": machine("A", guid=ONE),
+        "h3": machine("A", guid=TWO),
         "h4": machine("A"),
     }
     counts = known(fleet)
@@ -313,8 +347,8 @@ def test_gang_record_of_another_machine_is_named_with_the_hosts_that_report_its_
     ("own", "gang", "is_foreign"),
     [
         (machine("A"), machine("B"), True), (machine("A", "B"), machine("B"), False), (machine("A"), machine(), False),
-        (machine("A", guid="1"), machine("B", guid="1"), False), (machine("A", guid="1"), machine("B", guid="2"), True),
-        (machine("A", guid="1"), machine("B"), True), (machine(guid="1"), machine("B"), False),
+        (machine("A", guid=ONE), machine("B", guid=ONE), False), (machine("A", guid=ONE), machine("B", guid=TWO), True),
+        (machine("A", guid=ONE), machine("B"), True), (machine(guid=ONE), machine("B"), False),
     ],
 )  # fmt: skip
 def test_gang_record_is_foreign_if_no_part_is_the_same_as_in_the_record_of_the_host(

@@ -13,7 +13,7 @@ from fleet.judge.host_view import HostView
 from schemas.plans import Part
 from tests.unit.fleet.judge.small_fleet import host_view, one_figure_plan
 
-OF_IDENTITIES = ("duplicates", "serials", "slots", "domains", "machines", "link_faults", "support", "stated")
+OF_IDENTITIES = ("duplicates", "serials", "slots", "lanes", "domains", "machines", "link_faults", "support", "stated")
 """Names of the statistics to which `FleetStats.add_identities` adds every host."""
 OF_VALUES = ("figures", "groups", "ranks")
 """Names of the statistics to which `FleetStats.add_values` adds every host."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
 from fleet.judge.criteria import read_packs
+from fleet.judge.evidence import Evidence
 from fleet.judge.judge import judge
-from fleet.judge.slot_limits import REMEDY
-from schemas.records import Snapshot
+from fleet.judge.slot_limits import REMEDY, LaneCounts
+from schemas.records import Metric, Snapshot
 from schemas.reports import FAIL
 from tests import builders
+from tests.unit.fleet.judge.small_fleet import host_view, one_figure_plan
 
 PACKS = read_packs(())
 PLAN = builders.plan("h1", profile="smoke", gpu_count=2, rackproof_gang="none")
@@ -59,3 +62,55 @@ def test_action_is_configure_only_if_the_link_is_as_fast_as_its_slot_allows(
     (verdict,) = [item for item in verdicts if item.name == name and item.verdict == FAIL]
     assert (verdict.scope, verdict.action) == ("gpu=1", action)
     assert verdict.reason.endswith(REMEDY) == (action == "configure")
+
+
+def widths(plan_hosts: Mapping[str, tuple[int, ...]], *, virtual: bool = True) -> dict[str, str]:
+    """Return `HOST GPU` -> action, for each GPU that fails because of its lanes; `plan_hosts`: host -> lanes of its GPUs."""
+    count = len(next(iter(plan_hosts.values())))
+    plan = builders.plan(*plan_hosts, profile="smoke", gpu_count=count, rackproof_gang="none")
+    evidence = builders.evidence(plan)
+    machine = Metric(name="host.virtual_machine", unit="1", values={"host": virtual})
+    for host, lanes in plan_hosts.items():
+        values = {f"gpu={index}": number for index, number in enumerate(lanes)}
+        (record,) = evidence[host].records
+        snapshots = [
+            builders.snapshot(range(count), stage=item.stage, phase=item.phase, gpu__pcie__width=values)
+            for item in record.snapshots
+        ]
+        with_kind = tuple(replace(item, metrics=(*item.metrics, machine)) for item in snapshots)
+        evidence[host] = Evidence(records=(replace(record, snapshots=with_kind),))
+    verdicts = judge(plan, evidence, PACKS)
+    return {
+        f"{item.host} {item.scope}": item.action
+        for item in verdicts
+        if item.name == "gpu.pcie.width" and item.verdict == FAIL
+    }
+
+
+@pytest.mark.parametrize("hosts", [{"h1": (8,)}, {"h1": (8, 8)}, {"h1": (8, 8), "h2": (8, 8)}], ids=str)
+def test_gpus_of_virtual_machines_that_all_have_fewer_lanes_are_a_matter_of_configuration(
+    hosts: dict[str, tuple[int, ...]],
+) -> None:
+    assert set(widths(hosts).values()) == {"configure"}
+    assert set(widths(hosts, virtual=False).values()) == {"reseat"}
+
+
+@pytest.mark.parametrize("hosts", [{"h1": (8, 16)}, {"h1": (8, 4)}, {"h1": (8, 8), "h2": (16, 16)}], ids=str)
+def test_gpu_with_fewer_lanes_than_another_is_reseated(hosts: dict[str, tuple[int, ...]]) -> None:
+    assert set(widths(hosts).values()) == {"reseat"}
+
+
+def test_lanes_of_several_hosts_are_merged() -> None:
+    counts = []
+    for width in (8, 8, 4):
+        count = LaneCounts()
+        machine = Metric(name="host.virtual_machine", unit="1", values={"host": True})
+        lanes = Metric(name="gpu.pcie.width", unit="1", values={"gpu=0": width})
+        count.add(host_view(one_figure_plan(), "h1", machine, lanes))
+        counts.append(count)
+    assert counts[0].are_equal("NVIDIA H200")
+    counts[0].update(counts[1])
+    assert counts[0].are_equal("NVIDIA H200")
+    counts[0].update(counts[2])
+    assert not counts[0].are_equal("NVIDIA H200")
+    assert not counts[0].are_equal("NVIDIA H100")
