@@ -71,12 +71,6 @@ def test_three_different_values_give_their_median_and_a_large_sigma() -> None:
     assert result.sigma > 50
 
 
-@pytest.mark.parametrize("values", [[], [float("nan")], [1.0, float("inf")]])
-def test_level_of_no_values_or_of_a_value_that_is_not_finite_is_an_error(values: list[float]) -> None:
-    with pytest.raises(ValueError, match="no level: the values are empty or not finite"):
-        robust_level(values)
-
-
 # Precision of a median: its relative standard error, from the samples of one run
 
 
