@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from functools import lru_cache
 
-from schemas.records import Value
+from schemas.records import MEASURED, Observation, Value, is_number
 
 NONE = "–"
 """Text for a missing value."""
@@ -70,13 +70,18 @@ def number(value: float, digits: int = 4) -> str:
 
 def finite(value: Value) -> float | None:
     """Return the value as a float; None if it is not a finite number, or too large for a float."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not is_number(value):
         return None
     try:
         as_float = float(value)
     except OverflowError:
         return None
     return as_float if math.isfinite(as_float) else None
+
+
+def measured_number(observation: Observation) -> float | None:
+    """Return the value as a float; None if it was not measured, or if `finite` returns None."""
+    return finite(observation.value) if observation.status == MEASURED else None
 
 
 def number_or_zero(value: Value) -> float:
@@ -130,7 +135,7 @@ def counted(number: int, noun: str) -> str:
 
 def size(value: Value) -> str:
     """Format a message or buffer size: `8 B`, `64 KiB`, `8 GiB`."""
-    return quantity(value, "B", 3) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+    return quantity(value, "B", 3) if is_number(value) else str(value)
 
 
 @lru_cache(maxsize=4096, typed=True)  # most verdicts compare 0 with 0, so the same arguments recur

@@ -19,6 +19,7 @@ from schemas.benchmarks.hardware import HARDWARE
 from schemas.benchmarks.storage import STORAGE
 from schemas.benchmarks.training import TRAINING
 from schemas.documents import nearest
+from schemas.records import is_number
 
 NO_IN_PLACE = frozenset({"all_to_all", "send_recv", "hypercube"})
 """Collectives that cannot run in place."""
@@ -65,22 +66,18 @@ def value_problem(benchmark: str, key: str, value: Any) -> str:
     if not is_same_kind or not all(_has_type(item, examples[0]) for item in items):
         return f"is {value!r}, expected a value such as {default or examples[:1]!r}"
     choices = items if key in _OPEN_LISTS else BENCHMARKS[benchmark].choices.get(key, examples)
-    return _range_problem(value, items, examples[0]) if _is_number(examples[0]) else _choice_problem(items, choices)
+    return _range_problem(value, items, examples[0]) if is_number(examples[0]) else _choice_problem(items, choices)
 
 
 _OPEN_LISTS = frozenset({"data_directories", "compiled_variants"})
 """Lists that may be empty, and may have any texts, not only those in the benchmark's choices or default."""
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _has_type(item: object, example: object) -> bool:
     """Return whether a value has the type of the default. A float default also accepts integers, but not the other way round."""
-    if not _is_number(example):
+    if not is_number(example):
         return isinstance(item, type(example))
-    return _is_number(item) and (isinstance(example, float) or isinstance(item, int))
+    return is_number(item) and (isinstance(example, float) or isinstance(item, int))
 
 
 def _range_problem(value: object, numbers: Sequence[float], default: float) -> str:

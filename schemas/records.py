@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeGuard, TypeVar
 
 from schemas.scopes import Scope
 from schemas.timeline import Soak
@@ -29,6 +29,11 @@ UNABLE, RAISED, CUT_OFF = "rank_unable", "rank_raised", "cut_off"
 """Kinds of culprits that do not prove that the host is faulty."""
 
 Value = float | int | str | bool | None
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Return whether a value is a number. A boolean is not a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, kw_only=True)

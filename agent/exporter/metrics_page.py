@@ -118,7 +118,7 @@ def _earlier_row(family: Family) -> Row | None:
 def _text_row(family: Family) -> Row | None:
     if not any(isinstance(value, str) for value in _values(family)):
         return None
-    scope_labels = [key for key in _label_names(family) if key not in IDENTITY_LABELS]
+    scope_labels = [key for key in family.label_names() if key not in IDENTITY_LABELS]
     return (
         f"rackproof_{'_'.join(scope_labels) or 'host'}_info",
         INFO,
@@ -127,12 +127,8 @@ def _text_row(family: Family) -> Row | None:
     )
 
 
-def _label_names(family: Family) -> list[str]:
-    return family.label_names()
-
-
 def _labels(family: Family) -> str:
-    return ", ".join(_label_names(family))
+    return ", ".join(family.label_names())
 
 
 def _escape(text: str) -> str:

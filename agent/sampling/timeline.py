@@ -15,7 +15,7 @@ from dataclasses import replace
 from collectors.base import Absent
 from collectors.nvml import THROTTLE_REASONS, GpuSample
 from schemas.readings import READINGS
-from schemas.records import Snapshot, Value
+from schemas.records import Snapshot, Value, is_number
 from schemas.timeline import Event, Series, Timeline, is_recorded
 
 MAX_BUCKETS = 240
@@ -143,7 +143,7 @@ class Recorder:
             if not COUNTERS.fullmatch(metric.name) or not _is_counter(metric.name):
                 continue
             for scope, value in metric.values.items():
-                if isinstance(value, bool) or not isinstance(value, int | float):
+                if not is_number(value):
                     continue
                 key = (metric.name, scope)
                 # A counter from the kernel log has no reading until the first error. If it appears after the first

@@ -20,7 +20,7 @@ from fleet.judge.reading_consistency import UPTIME
 from fleet.judge.reboots import BOOT_ID, reboots
 from schemas.catalogue import counts_wrong_results
 from schemas.readings import READINGS
-from schemas.records import MEASURED, Launch, Metric, Observation, Samples, Snapshot, Value
+from schemas.records import MEASURED, Launch, Metric, Observation, Samples, Snapshot, Value, is_number
 
 WORST = {"temperature": max, "throttled_share": max, "loss_ratio": max, "tested_share": min, "accuracy": min}
 """Last part of a figure's name -> function that selects the value for the record from the old value and that of a new round."""
@@ -57,7 +57,7 @@ def aggregate_rounds(
         key = figure_key(observation)
         old = by_key.get(key)
         value = observation.value
-        if observation.status == MEASURED and isinstance(value, int | float) and not isinstance(value, bool):
+        if observation.status == MEASURED and is_number(value):
             params = identifying_params(observation)
             recorder.add_value(at_s, observation.name, observation.scope, observation.unit, float(value), params)
             has_series = recorder.series(observation.name, observation.scope, params) is not None

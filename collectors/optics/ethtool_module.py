@@ -13,6 +13,7 @@ from typing import Any
 
 from collectors.base import Absent, ReadingError
 from collectors.optics.module import ALARM, NO_LIGHT_W, WARNING, Module, clean_text
+from schemas.records import is_number
 
 _ROW = re.compile(r"^\t([^:\t]\S.*?|\S)\s*:(?: (.*))?$")
 _NUMBER = re.compile(r"(-?\d+(?:\.\d+)?) (?:mW|degrees C|V|mA)\b")
@@ -156,7 +157,7 @@ def _numbers(value: object) -> list[float]:
     if isinstance(value, Mapping):
         value = [number for _, number in sorted(value.items())]
     items = value if isinstance(value, list) else [value]
-    return [float(item) for item in items if isinstance(item, int | float) and not isinstance(item, bool)]
+    return [float(item) for item in items if is_number(item)]
 
 
 def _scaled(value: object, factor: float) -> float | None:

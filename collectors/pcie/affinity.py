@@ -20,7 +20,7 @@ PATHS = ("PIX", "PXB", "NODE", "SYS")
 NO_ADAPTER = Absent.unsupported("no NVIDIA network adapter is on the PCI bus")
 
 
-def affinity_families(files: Files, devices: Sequence[Device], *, absent: Absent | None = None) -> list[Family]:
+def affinity_families(files: Files, devices: Sequence[Device], *, absent: Absent | None) -> list[Family]:
     """Return the families `pcie.nic_path` and `pcie.nearest_nics` of the GPUs. If `absent` is given, each reading is `absent`."""
     path = Family(
         name="pcie.nic_path",

@@ -10,6 +10,7 @@ from functools import cache
 
 from fleet.integrations.alerts.rules import PACKS, criteria_of, read_table, shares
 from fleet.judge.criteria import Criterion, read_pack
+from schemas.records import is_number
 
 _COMPARISON = re.compile(r"(rackproof:throughput:of_\w+)(\{.*?\}) < (<share [\w-]+>)")
 
@@ -22,7 +23,7 @@ def _criteria() -> dict[str, Criterion]:
 def limit(criterion: str) -> float:
     """Return the limit of a criterion. Raise TypeError if the limit is not a number."""
     value = _criteria()[criterion].value
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not is_number(value):
         raise TypeError(f"criterion {criterion}: {value!r} is not a number")
     return float(value)
 

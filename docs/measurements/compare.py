@@ -20,7 +20,6 @@ NAMES = {"all_to_all": "alltoall", "send_recv": "sendrecv"}
 """Operation -> its name in nccl-tests, if it differs."""
 LARGE = 64 << 20
 """Bytes from which bandwidths are compared."""
-Figures = Mapping[tuple[str, ...], float]
 
 
 def main() -> None:

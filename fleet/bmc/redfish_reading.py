@@ -12,6 +12,7 @@ from fleet.bmc.health import CRITICAL, OK, has_health, health, is_there, leak_he
 from fleet.bmc.parts import Parts
 from fleet.bmc.readings import READABLE, Readings
 from fleet.bmc.target import BmcError, BmcTarget, clean_text, label
+from schemas.records import is_number
 from schemas.scopes import Scope
 
 Marks = Mapping[str, str]
@@ -217,7 +218,7 @@ def _limit(sensor: Resource, side: str, kind: str = "Critical") -> float | None:
 
 
 def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9 else None
+    return float(value) if is_number(value) and abs(value) < 1e9 else None
 
 
 def _read_logs(session: RedfishSession, readings: Readings, owners: Iterable[Resource], marks: Marks | None) -> None:

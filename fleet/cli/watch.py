@@ -78,7 +78,7 @@ def call(options: argparse.Namespace) -> int:
 def _once(watcher: Watcher, as_json: bool) -> None:
     view = watcher.read_view(background=False)
     if as_json:
-        _print_line(sys.stdout, json.dumps(view.json()))
+        _print_line(json.dumps(view.json()))
     else:
         _print_view(view)
 
@@ -86,7 +86,7 @@ def _once(watcher: Watcher, as_json: bool) -> None:
 def _print_view(view: View) -> None:
     from fleet.watch.screen import plain_text  # needs rich; lines and JSON do not
 
-    _print_line(sys.stdout, plain_text(view, None if sys.stdout.isatty() else PLAIN_COLUMNS))
+    _print_line(plain_text(view, None if sys.stdout.isatty() else PLAIN_COLUMNS))
 
 
 def _has_screen(stream: TextIO) -> bool:
@@ -118,10 +118,10 @@ def _follow(watcher: Watcher, every_s: float, as_json: bool) -> None:
             view = watcher.read_view(background=False)
         if as_json:
             if previous is None or _stable_fields(view) != _stable_fields(previous):
-                _print_line(sys.stdout, json.dumps(view.json()))
+                _print_line(json.dumps(view.json()))
         else:
             for line in [*changes(previous, view), *heartbeats.due(view)]:
-                _print_line(sys.stdout, line)
+                _print_line(line)
         previous = view
         if view.is_over:
             return
@@ -150,15 +150,14 @@ def _print_heartbeats(watcher: Watcher, every_s: float) -> None:
     parent, heartbeats = os.getppid(), HeartbeatLines(every_s)
     while os.getppid() == parent:
         for line in heartbeats.due(watcher.read_view()):
-            _print_line(sys.stdout, line)
+            _print_line(line)
         time.sleep(min(1.0, every_s / 2))
 
 
-def _print_line(stream: TextIO, text: str) -> None:
+def _print_line(text: str) -> None:
     """Write a line. If the reader closed the pipe, end as if interrupted; the rest of the output goes to /dev/null."""
     with contextlib.suppress(BrokenPipeError):
-        stream.write(f"{text}\n")
-        stream.flush()
+        print(text, flush=True)
         return
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     raise KeyboardInterrupt

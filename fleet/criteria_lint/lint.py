@@ -19,7 +19,7 @@ from schemas.benchmarks import Benchmark, Output
 from schemas.catalogue import BENCHMARKS, DURATION
 from schemas.documents import nearest, number_for_yaml
 from schemas.readings import READINGS
-from schemas.records import Value
+from schemas.records import Value, is_number
 from schemas.stages import BENCHMARK, GANG, PREFLIGHT, SOAK
 
 COLLECTED = frozenset(
@@ -222,7 +222,7 @@ def _check_type(criterion: Criterion) -> Iterator[Finding]:
             criterion, value, f"{kind} cannot be compared by `{criterion.operator}`", "use `eq`, or a number"
         )
         return
-    number = value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+    number = value is None or is_number(value)
     if name in TRUTHS and not isinstance(value, bool):
         yield finding_on(criterion, value, "the observation is true or false", "write true or false")
     elif name in TEXTS and not isinstance(value, str):

@@ -11,6 +11,7 @@ from functools import partial
 
 from fleet.judge.criteria import Criterion, Pack, Where
 from fleet.judge.finding import FLOORS, Finding, finding_on
+from schemas.records import is_number
 from schemas.stages import GANG
 
 LEAST_OF_DATASHEET = 0.05
@@ -62,7 +63,7 @@ def check_physics(criterion: Criterion, pack: Pack) -> Iterator[Finding]:
     """
     yield from _check_links(criterion, pack)
     limit = criterion.value if criterion.expected is None else criterion.expected * criterion.fraction
-    if criterion.operator not in FLOORS or not isinstance(limit, int | float) or isinstance(limit, bool):
+    if criterion.operator not in FLOORS or not is_number(limit):
         return
     peak = _peak(criterion, pack)
     if peak is None:

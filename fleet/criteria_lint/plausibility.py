@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from fleet.judge.criteria import Criterion
 from fleet.judge.direction import HIGHER_IS_BETTER, LOWER_IS_BETTER, MUST_BE_ZERO, RATE_UNITS
 from fleet.judge.finding import CEILINGS, FLOORS, Finding, finding_on
-from schemas.records import Value
+from schemas.records import Value, is_number
 
 MUST_BE_TRUE = frozenset({"access", "loss_finite", "identical"})
 LEAST_TESTED = 0.9
@@ -53,11 +53,11 @@ def _check_error_count(criterion: Criterion) -> Iterator[Finding]:
             "an error count must be 0, so it must not be compared with other parts",
             "use `value: 0`",
         )
-    elif isinstance(limit, int | float) and not isinstance(limit, bool):
+    elif is_number(limit):
         most = 1 if criterion.operator == "lt" else 0
         if limit > most:
             yield finding_on(criterion, limit, "an error count must be 0", "write `eq` and 0")
 
 
 def _is_below(limit: Value, least: float) -> bool:
-    return isinstance(limit, int | float) and not isinstance(limit, bool) and limit < least
+    return is_number(limit) and limit < least

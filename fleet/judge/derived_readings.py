@@ -74,10 +74,8 @@ def derived_problems(snapshot: Snapshot, readings: Mapping[str, Metric]) -> Iter
 
 def _problems(readings: Mapping[str, Metric]) -> Iterator[tuple[str, str, str]]:
     for name, other in TOGETHER.items():
-        is_there = (
-            _value(readings, other, HOST) is not None if other.startswith(COLLECTOR) else _has(readings, other, HOST)
-        )
-        if is_there and not _has(readings, name, HOST):
+        is_there = _value(readings, other, HOST) is not None if other.startswith(COLLECTOR) else _has(readings, other)
+        if is_there and not _has(readings, name):
             yield name, HOST, f"not read, but the agent always reports it together with {other}, which the snapshot has"
     for name, sources in DERIVED.items():
         if (
@@ -140,8 +138,8 @@ def _value(readings: Mapping[str, Metric], name: str, scope: str) -> object:
     return readings[name].values.get(scope) if name in readings else None
 
 
-def _has(readings: Mapping[str, Metric], name: str, scope: str) -> bool:
-    return name in readings and (scope in readings[name].values or scope in readings[name].absent)
+def _has(readings: Mapping[str, Metric], name: str) -> bool:
+    return name in readings and (HOST in readings[name].values or HOST in readings[name].absent)
 
 
 def _has_part(metric: Metric | None, part: str) -> bool:

@@ -25,6 +25,7 @@ from fleet.judge.host_view import HostView
 from fleet.judge.judge import judge
 from fleet.judge.power import DETECTION_PROBABILITY, MAX_FALSE_ALARM
 from fleet.judge.student import t_cdf, t_quantile
+from fleet.quantities import finite
 from schemas.catalogue import BENCHMARKS, settings
 from schemas.plans import Plan
 from schemas.records import Value
@@ -191,20 +192,15 @@ def _detection(key: GateKey, group: _Series) -> Detection:
 def _margins(verdicts: Sequence[Verdict]) -> Iterator[tuple[float, float]]:
     """Yield value / limit and value - limit of each verdict with numbers. The ratio is NaN if the limit is not positive."""
     for verdict in verdicts:
-        value, limit = _number(verdict.value), _number(verdict.limit)
+        value, limit = finite(verdict.value), finite(verdict.limit)
         if value is not None and limit is not None:
             yield (value / limit if limit > 0 else math.nan), value - limit
-
-
-def _number(value: Value) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if is_number else None  # type: ignore[arg-type]
 
 
 def _kind(verdicts: Sequence[Verdict], margins: Sequence[tuple[float, float]], parts: int) -> str:
     first = verdicts[0]
     is_compared = first.operator == "eq" or first.kind in (VerdictKind.PEERS, VerdictKind.CHANGE)
-    is_constant = parts >= MIN_PARTS and len({_number(item.value) for item in verdicts}) == 1
+    is_constant = parts >= MIN_PARTS and len({finite(item.value) for item in verdicts}) == 1
     if is_compared or is_constant or _is_count(verdicts) or len(margins) < len(verdicts):
         return LOGIC
     has_no_ratio = first.unit == "Cel" or any(math.isnan(ratio) or ratio <= 0 for ratio, _ in margins)
@@ -213,7 +209,7 @@ def _kind(verdicts: Sequence[Verdict], margins: Sequence[tuple[float, float]], p
 
 def _is_count(verdicts: Sequence[Verdict]) -> bool:
     """Return whether all values are whole numbers without a unit."""
-    values = [_number(verdict.value) for verdict in verdicts]
+    values = [finite(verdict.value) for verdict in verdicts]
     return verdicts[0].unit == "1" and all(value is None or value == int(value) for value in values)
 
 

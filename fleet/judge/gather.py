@@ -21,11 +21,11 @@ from fleet.judge.fleet_stats import FleetStats
 from fleet.judge.host_view import HostView
 from fleet.judge.layout import GANG_SCOPE, HostValues, LayoutCache, are_numbers, is_regular, values_at
 from fleet.judge.outliers import FigureKey, compared_names, model_readings
-from fleet.judge.paths import is_bandwidth_name, is_number, slow_transport
+from fleet.judge.paths import is_bandwidth_name, slow_transport
 from fleet.judge.shared_readings import SharedReadings
 from fleet.judge.stragglers import Kind, ranks_of
 from fleet.judge.uniformity import WITHIN_HOST, PartValue, group_name, name_of_group, part_readings, part_values
-from schemas.records import MEASURED, Observation, Value
+from schemas.records import MEASURED, Observation, Value, is_number
 from schemas.scopes import Scope
 
 MAX_READINGS = 50_000

@@ -145,7 +145,7 @@ def with_waivers(plan: Plan, verdicts: Iterable[Verdict], gpus: Mapping[str, Seq
     return [matcher.apply(verdict) for verdict in verdicts] if plan.waivers else list(verdicts)
 
 
-def evaluate_host(view: HostView, stats: FleetStats, remaining: Remaining | None = None) -> list[Verdict]:
+def evaluate_host(view: HostView, stats: FleetStats, remaining: Remaining | None) -> list[Verdict]:
     """Return the verdicts that follow from the host's own observations, without the passes that `remaining` already counts."""
     if not view.has_record:
         reason = view.evidence.problem or "the host left no record"
@@ -218,7 +218,7 @@ def by_criterion(view: HostView, criterion: Criterion, stats: FleetStats) -> lis
     return verdicts
 
 
-def without_criteria(view: HostView, remaining: Remaining | None = None) -> Iterator[Verdict]:
+def without_criteria(view: HostView, remaining: Remaining | None) -> Iterator[Verdict]:
     """Yield the verdicts on a host that need no criterion, except those that `remaining` makes unnecessary."""
     yield from expectations.gpu_models(view)
     yield from expectations.identity_changes(view)

@@ -302,12 +302,11 @@ def explanation(criterion: Criterion, peers: PeerGroup, median: str) -> str:
     return f"the limit is {deviations} from the fleet's median {median} over {peers.count}{of_median}"
 
 
-def too_few_reason(peers: PeerGroup, criterion: Criterion | None = None) -> str:
+def too_few_reason(peers: PeerGroup, criterion: Criterion) -> str:
     """Return why the fleet is too small for a limit."""
-    needs_deviation = criterion is not None and criterion.fleet_fraction is None
     needs = (
         f"a deviation needs at least {MIN_PEERS_FOR_DEVIATION}"
-        if needs_deviation
+        if criterion.fleet_fraction is None
         else f"a median needs at least {MIN_PEERS_FOR_MEDIAN}"
     )
     return f"the run has {peers.count} of {peers.model} with this figure, but {needs}"

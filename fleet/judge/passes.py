@@ -37,7 +37,7 @@ from fleet.judge.row import MAX_FARTHEST, TallyRow
 from fleet.judge.shared_readings import SharedReadings
 from fleet.judge.tally import Tally
 from fleet.judge.uniformity import GroupKey, group_keys, group_name, part_readings
-from schemas.records import MEASURED, Observation, Value
+from schemas.records import MEASURED, Observation, Value, is_number
 from schemas.reports import PASS, Verdict
 from schemas.scopes import Scope
 
@@ -506,8 +506,7 @@ def _counts_numbers(row: TallyRow, criterion: Criterion, limit: Value) -> bool:
 
     The limit must be a number, and the operator must be that of the row, but not `eq`.
     """
-    is_number = isinstance(limit, int | float) and not isinstance(limit, bool)
-    return is_number and criterion.operator != "eq" and row.operator == criterion.operator
+    return is_number(limit) and criterion.operator != "eq" and row.operator == criterion.operator
 
 
 def measured_figures(observations: Iterable[Observation]) -> tuple[tuple[str, str, str], ...]:

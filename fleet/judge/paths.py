@@ -19,7 +19,7 @@ from fleet.judge.finding import FLOORS
 from fleet.judge.host_view import HostView
 from fleet.judge.outliers import FigureKey, FleetFigures
 from fleet.judge.shared_gpus import is_speed
-from schemas.records import MEASURED, Observation, Value
+from schemas.records import MEASURED, Observation, Value, is_number
 from schemas.reports import FAIL, PASS, Verdict
 from schemas.scopes import Scope
 
@@ -114,11 +114,6 @@ class NormalPaths:
             ):
                 passing.add(path)
         self.paths = frozenset(passing)
-
-
-def is_number(value: Value) -> bool:
-    """Return whether a value is a number. A boolean is not a number."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def with_slow_path(view: HostView, verdict: Verdict, of_host: Sequence[Verdict], normal: Collection[Path]) -> Verdict:

@@ -18,9 +18,10 @@ from fleet.judge.baseline import STDEV_BIAS
 from fleet.judge.criteria import Pack
 from fleet.judge.evidence import Evidence, Planned, from_benchmark
 from fleet.judge.judge import judge
+from fleet.quantities import measured_number
 from schemas.errors import UsageError
 from schemas.plans import Plan
-from schemas.records import MEASURED, Observation, Value
+from schemas.records import Value, is_number
 from schemas.reports import FAIL, PASS, Verdict
 from schemas.scopes import Scope
 
@@ -170,7 +171,7 @@ def _figures(host: str, evidence: Evidence, planned: Planned) -> dict[tuple[Figu
     serials = {f"gpu={gpu.index}": gpu.serial for gpu in evidence.gpus()}
     figures = {}
     for observation in evidence.benchmarks():
-        value = _number(observation)
+        value = measured_number(observation)
         if value is not None and value > 0:
             figure = (observation.name, observation.stage, tuple(planned.params(observation).items()))
             # A part that was replaced between two runs is another part, even in the same slot.
@@ -180,18 +181,9 @@ def _figures(host: str, evidence: Evidence, planned: Planned) -> dict[tuple[Figu
     return figures
 
 
-def _number(observation: Observation) -> float | None:
-    """Return the value as a float; None if it is not a finite number."""
-    value = observation.value
-    if observation.status != MEASURED or isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if math.isfinite(value) else None
-
-
 def _is_floor(verdict: Verdict) -> bool:
-    numeric = isinstance(verdict.limit, int | float) and not isinstance(verdict.limit, bool)
     judged = verdict.verdict in (PASS, FAIL) and verdict.operator in ("ge", "gt")
-    return judged and numeric and from_benchmark(verdict.name)
+    return judged and is_number(verdict.limit) and from_benchmark(verdict.name)
 
 
 def _gate(

@@ -24,7 +24,7 @@ from fleet.judge.finding import CEILINGS, FLOORS
 from fleet.judge.host_view import HostView
 from fleet.judge.matching import matches
 from fleet.quantities import counted, digits_for, quantity
-from schemas.records import ERROR, MEASURED, UNSUPPORTED, Observation, Value
+from schemas.records import ERROR, MEASURED, UNSUPPORTED, Observation, Value, is_number
 from schemas.reports import FAIL, PASS, Verdict, VerdictKind
 from schemas.scopes import Scope
 
@@ -138,21 +138,17 @@ def _with_tolerance(by_count: Sequence[tuple[Value, int]], within: float) -> lis
 
     `within` is the tolerance, as a fraction of the value.
     """
-    numbers = sorted((value, count) for value, count in by_count if _is_number(value))
-    ordered: list[float] = [number for number, _ in numbers]  # type: ignore[misc]
+    numbers = sorted((value, count) for value, count in by_count if is_number(value))
+    ordered: list[float] = [number for number, _ in numbers]
     totals = [0, *itertools.accumulate(count for _, count in numbers)]
     supported = []
     for value, count in by_count:
-        if isinstance(value, int | float) and _is_number(value):
+        if is_number(value):
             margin = abs(value) * within
             first, end = bisect.bisect_left(ordered, value - margin), bisect.bisect_right(ordered, value + margin)
             count = totals[end] - totals[first]
         supported.append((value, count))
     return supported
-
-
-def _is_number(value: Value) -> bool:
-    return isinstance(value, float | int) and not isinstance(value, bool)
 
 
 def _is_near(value: Value, other: Value, within: float) -> bool:
@@ -499,7 +495,7 @@ def _compare(view: HostView, criterion: Criterion, measured: Sequence[Observatio
         digits = digits_for([last.value, *(value for value, _ in by_count[:_MAX_LISTED_VALUES])], criterion.unit)
         return _verdict(view, criterion, last, None, _describe_tie(criterion, group, digits), digits, _USE_ONE)
     # A text or a flag must be the same during the whole run. A number, such as a clock, may change: only its last value counts.
-    considered = measured[-1:] if _is_number(last.value) else measured
+    considered = measured[-1:] if is_number(last.value) else measured
     deviating = [item for item in considered if not is_alike(criterion, item.value, reference)]
     if deviating:
         digits = digits_for([deviating[-1].value, reference], criterion.unit)

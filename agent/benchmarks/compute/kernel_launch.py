@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from agent.benchmarks.runtime.context import Context
-from agent.benchmarks.runtime.timing import cuda_event, elapsed_s
 from agent.gang.heartbeat import describe_error
 from agent.sampling.statistics import summarize
 from schemas.benchmarks.hardware import GRAPH_NODES
@@ -79,12 +78,4 @@ def _time_graph(context: Context, number: torch.Tensor) -> list[float]:
     with torch.cuda.graph(graph):
         for _ in range(GRAPH_NODES):
             number.add_(1)
-    seconds = []
-    for _ in range(1 + REPLAYS):
-        first, last = cuda_event(), cuda_event()
-        first.record()
-        graph.replay()
-        last.record()
-        context.wait_for(last)
-        seconds.append(elapsed_s(first, last) / GRAPH_NODES)
-    return seconds[1:]  # the first replay includes the upload of the graph to the GPU
+    return [seconds / GRAPH_NODES for seconds in context.replay_times(graph, REPLAYS)]

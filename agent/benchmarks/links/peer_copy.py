@@ -188,12 +188,5 @@ def _time_small_copies(context: Context, target_device: torch.device) -> tuple[l
             for _ in range(LATENCY_COPIES):
                 target.copy_(source, non_blocking=True)
         source_stream.wait_stream(target_stream)
-    seconds = []
-    for _ in range(1 + LATENCY_SAMPLES):
-        first, last = cuda_event(), cuda_event()
-        first.record()
-        graph.replay()
-        last.record()
-        context.wait_for(last)
-        seconds.append(elapsed_s(first, last) / LATENCY_COPIES)
-    return seconds[1:], _count_differing(context, source, target)  # the first replay includes the upload of the graph
+    latencies = [seconds / LATENCY_COPIES for seconds in context.replay_times(graph, LATENCY_SAMPLES)]
+    return latencies, _count_differing(context, source, target)

@@ -190,6 +190,18 @@ class Timing:
             dist.all_reduce(maxima, dist.ReduceOp.MAX)
             return [float(value) for value in maxima]
 
+    def replay_times(self, graph: torch.cuda.CUDAGraph, replays: int) -> list[float]:
+        """Return the seconds of each replay of a graph, except a first one, which includes the upload of the graph to the GPU."""
+        seconds = []
+        for _ in range(1 + replays):
+            first, last = cuda_event(), cuda_event()
+            first.record()
+            graph.replay()
+            last.record()
+            self.wait_for(last)
+            seconds.append(elapsed_s(first, last))
+        return seconds[1:]
+
 
 def _next_block(works: Sequence[Work], start: int) -> list[Work]:
     """Return the callable of each span in one block.

@@ -48,10 +48,7 @@ def run(context: RankContext, settings: Mapping[str, Any]) -> None:
     if not paths:
         return
     report = TargetReport(context, "local_storage", settings)
-    program = fio.program()
-    runner = FioRunner(
-        context=context, path=program, engine=fio.engine(program) if program else "", jobs=settings["jobs"]
-    )
+    runner = FioRunner(context=context, jobs=settings["jobs"])
     for sharing in settings["sharings"]:
         for batch in [paths] if sharing == "together" else [[path] for path in paths]:
             context.set_phase(f"local_storage: {', '.join(batch)[:200]} {sharing}")

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from agent.benchmarks.runtime.host_exchange import ExchangeError, HostExchange
 from agent.benchmarks.runtime.host_rank import read_request, wait_for_reporting_rank
-from agent.benchmarks.storage import fio
 from agent.benchmarks.storage.checkpoint_shards import CheckpointShards
 from agent.benchmarks.storage.local_storage import NO_FIO
 from agent.benchmarks.storage.shared_clients import Clients, ExcludedError
@@ -43,12 +42,9 @@ def run(context: RankContext, settings: Mapping[str, Any]) -> None:
 
 def _measure(context: RankContext, settings: Mapping[str, Any], exchange: HostExchange, path: str) -> None:
     report = TargetReport(context, "shared_storage", settings)
-    program = fio.program()
-    runner = FioRunner(
-        context=context, path=program, engine=fio.engine(program) if program else "", jobs=settings["jobs"]
-    )
+    runner = FioRunner(context=context, jobs=settings["jobs"])
     (target,) = prepare_targets(context, [path])
-    target.problem = target.problem or ("" if program else NO_FIO)
+    target.problem = target.problem or ("" if runner.path else NO_FIO)
     target.about |= {"engine": runner.engine, "jobs": runner.jobs}
     try:
         clients = Clients(context, exchange, target)

@@ -182,12 +182,13 @@ class FioRunner:
     """Runs passes of fio on several directories at once."""
 
     context: RankContext
-    path: str
-    """Path of fio; empty if it is not installed."""
-    engine: str
-    """I/O engine of fio."""
     jobs: int
     """Number of jobs of fio that use a directory at the same time."""
+
+    def __post_init__(self) -> None:
+        """Find the path of fio, and its I/O engine; both are empty if fio is not installed."""
+        self.path = fio.program()
+        self.engine = fio.engine(self.path) if self.path else ""
 
     def run(
         self, item: fio.FioPass, targets: Sequence[Target], regions: Mapping[str, tuple[str, int, int]], limit_s: float

@@ -19,23 +19,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from agent.benchmarks.runtime.agreement import attempt_on_all_ranks, log
 from agent.benchmarks.runtime.context import Context
-from agent.benchmarks.training.training_loop import train_step
 from agent.benchmarks.training.transformer import (
     ACTIVATION_BYTES,
     STATE_BYTES,
     VOCABULARY,
-    WARM_UP,
     Block,
     Shape,
     Transformer,
     fit_to_memory,
-    make_tokens,
-    measure_gemm_rate,
-    shard,
+    mean_gemm_rate,
+    train,
 )
-from agent.sampling.statistics import summarize
 
 EXPERTS, USED = 8, 2
 """Number of experts of a block, and how many of them a token uses."""
@@ -110,26 +105,11 @@ class ExpertTransformer(Transformer):
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
     """Report step time, tokens/s, whether all losses are finite, last loss / first loss, and on GPUs model FLOP utilization."""
-    peak = context.sum_over_ranks(measure_gemm_rate(context)) / context.world_size if context.kind == "gpu" else 0.0
+    peak = mean_gemm_rate(context)
     shape = fit_to_memory(context, ExpertShape.from_settings(settings))
-    model = attempt_on_all_ranks(context, lambda: shard(context, lambda: ExpertTransformer(shape)))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True if context.device.type == "cuda" else None)
-    rows = make_tokens(context, shape)
-    losses: list[torch.Tensor] = []
-
-    def step() -> None:
-        losses.append(train_step(context, optimizer, lambda: model(rows), collective=False))
-
-    context.set_phase("mixture_of_experts steps")
-    try:  # without attempt_on_all_ranks, which does not allow collectives; a step contains some
-        with context.heartbeat.in_collective():
-            times = summarize(context.max_over_ranks(context.time(step, settings["steps"], warm_up=WARM_UP)))
-    except torch.cuda.OutOfMemoryError:
-        log(torch.cuda.memory_summary(context.device, abbreviated=True))
-        raise
-    values = [float(loss) for loss in losses]
-    finite = context.sum_over_ranks(float(not all(map(math.isfinite, values)))) == 0
-    first, last = context.sum_over_ranks(values[0]), context.sum_over_ranks(values[-1])
+    times, losses = train(context, shape, lambda: ExpertTransformer(shape), settings["steps"])
+    finite = context.sum_over_ranks(float(not all(map(math.isfinite, losses)))) == 0
+    first, last = context.sum_over_ranks(losses[0]), context.sum_over_ranks(losses[-1])
     tokens = shape.batch_size * shape.sequence * context.world_size / times.p50
     params = asdict(shape) | {"world_size": context.world_size, "dtype": "bf16"}
     context.report_world(

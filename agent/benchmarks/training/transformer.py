@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import importlib
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
@@ -23,7 +23,7 @@ from agent.benchmarks.runtime.agreement import CannotMeasureError, attempt_on_al
 from agent.benchmarks.runtime.context import Context
 from agent.benchmarks.training.training_loop import report_losses, train_step
 from agent.sampling.statistics import summarize
-from schemas.records import ERROR, UNSUPPORTED
+from schemas.records import ERROR, UNSUPPORTED, Samples
 
 VOCABULARY = 1024
 GEMM_SIZE, GEMM_CALLS = 8192, 100
@@ -123,32 +123,12 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 
     If losses are not finite, report their number (`transformer.wrong_losses`) instead of the ratio.
     """
-    peak = context.sum_over_ranks(measure_gemm_rate(context)) / context.world_size if context.kind == "gpu" else 0.0
+    peak = mean_gemm_rate(context)
     if context.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(context.device)
     shape = fit_to_memory(context, Shape.from_settings(settings))
-    model = attempt_on_all_ranks(context, lambda: shard(context, lambda: Transformer(shape)))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True if context.device.type == "cuda" else None)
-    rows = make_tokens(context, shape)
-    losses: list[torch.Tensor] = []
-
-    def step() -> None:
-        losses.append(train_step(context, optimizer, lambda: model(rows), collective=False))
-
-    context.set_phase("transformer steps")
-    try:  # without attempt_on_all_ranks, which does not allow collectives; a step contains some
-        with context.heartbeat.in_collective():
-            times = context.time(step, settings["steps"], warm_up=WARM_UP)
-    except torch.cuda.OutOfMemoryError:
-        log(torch.cuda.memory_summary(context.device, abbreviated=True))
-        raise
-    _report(context, shape, times, peak, [float(loss) for loss in losses])
-
-
-def _report(context: Context, shape: Shape, times: Sequence[float], peak: float, losses: Sequence[float]) -> None:
-    """Report all figures; `peak` is the mean FLOP/s of a device in a matrix product, 0 on CPUs."""
+    step_times, losses = train(context, shape, lambda: Transformer(shape), settings["steps"])
     params = asdict(shape) | {"world_size": context.world_size, "dtype": "bf16", "data": "synthetic"}
-    step_times = summarize(context.max_over_ranks(times))
     if context.device.type == "cuda":
         allocated = torch.cuda.max_memory_allocated(context.device)
         context.report("transformer.memory_peak", allocated, unit="B", scope=context.device_scope, **params)
@@ -168,7 +148,31 @@ def _report(context: Context, shape: Shape, times: Sequence[float], peak: float,
         context.report_world({"transformer.mfu": (utilization, "1")}, peak="measured_gemm", **params)
 
 
-def shard(context: Context, build: Callable[[], Transformer]) -> nn.Module:
+def train(context: Context, shape: Shape, build: Callable[[], Transformer], steps: int) -> tuple[Samples, list[float]]:
+    """Train the model that `build` makes, sharded over all ranks.
+
+    Returns:
+        The seconds of a step on the slowest rank, without the steps of the warm-up, and this rank's loss in each step.
+    """
+    model = attempt_on_all_ranks(context, lambda: _shard(context, build))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True if context.device.type == "cuda" else None)
+    rows = make_tokens(context, shape)
+    losses: list[torch.Tensor] = []
+
+    def step() -> None:
+        losses.append(train_step(context, optimizer, lambda: model(rows), collective=False))
+
+    context.set_phase(f"{context.benchmark} steps")
+    try:  # without attempt_on_all_ranks, which does not allow collectives; a step contains some
+        with context.heartbeat.in_collective():
+            times = context.time(step, steps, warm_up=WARM_UP)
+    except torch.cuda.OutOfMemoryError:
+        log(torch.cuda.memory_summary(context.device, abbreviated=True))
+        raise
+    return summarize(context.max_over_ranks(times)), [float(loss) for loss in losses]
+
+
+def _shard(context: Context, build: Callable[[], Transformer]) -> nn.Module:
     """Make a model with `build`, and return it sharded over all ranks. Uses no collective."""
     fsdp = _import_fsdp2()
     torch.manual_seed(1)
@@ -216,11 +220,13 @@ def fit_to_memory(context: Context, wanted: AnyShape) -> AnyShape:
     return replace(wanted, layers=layers)
 
 
-def measure_gemm_rate(context: Context) -> float:
-    """Return this device's FLOP/s in bf16 matrix products. The other ranks measure theirs at about the same time."""
+def mean_gemm_rate(context: Context) -> float:
+    """Return the mean FLOP/s of a device in bf16 matrix products, which all ranks measure at about the same time; 0 on CPUs."""
+    if context.kind != "gpu":
+        return 0.0
     factor = torch.randn(GEMM_SIZE, GEMM_SIZE, device=context.device, dtype=torch.bfloat16)
     times = context.time(lambda: torch.mm(factor, factor), GEMM_CALLS, warm_up=10)
-    return 2 * GEMM_SIZE**3 / statistics.median(times)
+    return context.sum_over_ranks(2 * GEMM_SIZE**3 / statistics.median(times)) / context.world_size
 
 
 def make_tokens(context: Context, shape: Shape) -> torch.Tensor:

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fleet.quantities import NONE, finite, quantity
+from fleet.quantities import NONE, measured_number, quantity
 from fleet.report.formatting import clean
 from fleet.report.links import host_anchor
-from schemas.records import MEASURED, Observation
+from schemas.records import Observation
 from schemas.reports import FleetReport, HostReport
 from schemas.scopes import Scope
 
@@ -84,7 +84,7 @@ def pair_matrices(report: FleetReport) -> list[PairMatrix]:
         for rail, partner, observation in _pairs_of(host):
             if partner not in names:
                 continue
-            value = _value(observation)
+            value = measured_number(observation)
             of_pair = rates.setdefault((min(host.name, partner), max(host.name, partner)), {})
             known = of_pair.get(rail, value)
             of_pair[rail] = None if known is None or value is None else min(known, value)
@@ -103,10 +103,6 @@ def _pairs_of(host: HostReport) -> Iterable[tuple[str, str, Observation]]:
             partner = labels.pop("partner", "")
             if partner and partner != host.name and labels:
                 yield next(iter(labels.values())), partner, observation
-
-
-def _value(observation: Observation) -> float | None:
-    return finite(observation.value) if observation.status == MEASURED else None
 
 
 def _connected(order: Sequence[str], neighbours: Mapping[str, set[str]]) -> list[list[str]]:
@@ -219,7 +215,7 @@ def host_pairs(host: HostReport) -> dict[str, Any]:
     """
     by_partner: dict[str, dict[str, float | None]] = {}
     for rail, partner, observation in _pairs_of(host):
-        by_partner.setdefault(clean(partner), {})[clean(rail)] = _value(observation)
+        by_partner.setdefault(clean(partner), {})[clean(rail)] = measured_number(observation)
     if not by_partner:
         return {}
     values = [value for rates in by_partner.values() for value in rates.values() if value is not None]

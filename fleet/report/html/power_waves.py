@@ -15,7 +15,7 @@ from fleet.quantities import NONE, number, quantity
 from fleet.report.charts.spark import HEIGHT, WIDTH, Axes, Spark, SparkColumn, bounds, range_text, spark
 from fleet.report.html.launch_traces import MAX_GPUS, MAX_STAGES, MIN_RANGE, GpuTrace, LaunchTrace
 from fleet.report.tables.figure import detailed_hosts, serial_of
-from schemas.records import MEASURED, Observation
+from schemas.records import MEASURED, Observation, is_number
 from schemas.reports import FleetReport, HostReport
 from schemas.scopes import Scope
 from schemas.timeline import Series
@@ -92,7 +92,7 @@ def _key_of(item: Observation) -> tuple[str, str, float]:
 
 def _period_ms(item: Observation) -> float:
     period = item.params.get("period_ms")
-    return period if isinstance(period, int | float) and not isinstance(period, bool) else 0.0
+    return period if is_number(period) else 0.0
 
 
 def _stage_waves(host: HostReport, stage: str, by_gpu: Mapping[str, Mapping[float, Wave]]) -> LaunchTrace:

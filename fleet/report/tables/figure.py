@@ -146,7 +146,7 @@ def serial_of(host: HostReport, scope: str) -> str:
     return next((gpu.serial for gpu in host.gpus if f"gpu={gpu.index}" == scope), "")
 
 
-def value_cell(observation: Observation, factor: float = 1.0, state: str = "") -> TableCell:
+def value_cell(observation: Observation, factor: float, state: str) -> TableCell:
     """Return the observation's value divided by `factor`, or its status if it was not measured."""
     value = finite(observation.value)
     if observation.status != MEASURED:

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fleet.quantities import counted, finite, number, quantity
+from fleet.quantities import counted, measured_number, number, quantity
 from fleet.report.tables.figure import EMPTY, TIMED_OUT, TableCell, detailed_hosts
-from schemas.records import MEASURED, Observation
+from schemas.records import Observation
 from schemas.reports import FAIL, FleetReport, HostReport, Verdict
 from schemas.scopes import Scope
 
@@ -74,7 +74,7 @@ def peers(report: FleetReport) -> Peers:
         value
         for host in report.hosts
         for item in host.measurements
-        if _kind(item) == _ONE_WAY and (value := _value(item)) is not None
+        if _kind(item) == _ONE_WAY and (value := measured_number(item)) is not None
     ]
     if not speeds:
         return Peers(pairs=0, range="", matrices=())
@@ -94,10 +94,6 @@ def peers(report: FleetReport) -> Peers:
 def _kind(item: Observation | Verdict) -> str:
     """Return the kind of figure, such as `bandwidth one_way`; empty for a figure of another benchmark."""
     return f"{item.name.partition('.')[2]} {item.params.get('direction', '')}".strip() if item.name in _NAMES else ""
-
-
-def _value(item: Observation) -> float | None:
-    return finite(item.value) if item.status == MEASURED else None
 
 
 def _matrix(host: HostReport, fastest: float, failed: Failures) -> PeerMatrix:
@@ -123,7 +119,7 @@ def _layers(readings: Mapping[Pair, Readings], devices: Sequence[int], failed: F
     """Yield a matrix for each figure in _LAYERS that was measured. Bandwidths are colored relative to the host's highest."""
     for kind, caption, factor in _LAYERS:
         items = {pair: of_pair[kind] for pair, of_pair in readings.items() if kind in of_pair}
-        values = [value for item in items.values() if (value := _value(item)) is not None]
+        values = [value for item in items.values() if (value := measured_number(item)) is not None]
         if values:
             rows = (
                 tuple(_layer_cell((a, b), items.get((a, b)), max(values), factor, failed) for b in devices)
@@ -137,7 +133,7 @@ def _layer_cell(pair: Pair, item: Observation | None, fastest: float, factor: fl
         return TableCell(text="")
     if item is None:
         return EMPTY
-    value = _value(item)
+    value = measured_number(item)
     if value is None:
         return TableCell(text=item.status, css="inconclusive")
     kind = _kind(item)
@@ -176,7 +172,7 @@ def _cell(pair: Pair, readings: Readings, host: HostReport, fastest: float, fail
     if pair[0] == pair[1]:
         return TableCell(text="")
     speed = readings.get(_ONE_WAY)
-    value = _value(speed) if speed else None
+    value = measured_number(speed) if speed else None
     text = number(value / 1e9) if value is not None else (speed.status if speed else EMPTY.text)
     if speed and speed.samples and speed.samples.stopped == "time":
         text += TIMED_OUT
@@ -191,9 +187,9 @@ def _notes(readings: Readings, link: str) -> Sequence[str]:
     notes = [link] if link else []
     if access and access.value is False:
         notes.append("no access")
-    if both and (value := _value(both)) is not None:
+    if both and (value := measured_number(both)) is not None:
         notes.append(f"{number(value / 1e9)} both ways")
-    if latency and _value(latency) is not None:
+    if latency and measured_number(latency) is not None:
         notes.append(quantity(latency.value, "s", 2))
     return notes
 

@@ -1,7 +1,7 @@
 """The supervisor, which is the process that runs a launch on one host: its parts, and whole launches.
 
-Its parts select snapshots, derive the outcome, manage the work directory, monitor the gang (the hosts of one multi-node
-launch) and request dumps of PyTorch's flight recorder.
+Its parts derive the outcome, monitor the gang (the hosts of one multi-node launch) and request dumps of PyTorch's flight
+recorder.
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ import functools
 import json
 import os
 import select
-import stat
 import sys
 import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,122 +31,21 @@ from agent.gang.monitor import GangMonitor
 from agent.gang.peer_channel import PeerChannel
 from agent.gang.processes import process_identity
 from agent.gang.protocol import Gang
-from agent.gang.rank_state import RankState
 from agent.launch import process_tree, supervise
 from agent.launch.outcome import RanksEnd, conclude
 from agent.run import work_directory
 from agent.run.record import HostRun
-from agent.run.work_directory import (
-    MAX_ARCHIVED_ATTEMPTS,
-    MAX_LOG_BYTES,
-    archive_logs,
-    benchmark_start_times,
-    read_rank_end,
-    read_results,
-    read_tail,
-    truncate_logs,
-    write_request,
-)
 from agent.sampling import snapshot_sampler
 from agent.sampling.oom import OomWatch
-from agent.sampling.snapshot_sampler import SnapshotSelector
 from agent.sampling.thread_limit import ThreadLimitWatch
 from collectors.base import Family
-from schemas.records import Culprit, Metric, Rank, Record, Snapshot, to_json
+from schemas.records import Culprit, Rank, Record, to_json
 from schemas.stages import CELL, PROBE, SOAK
 from tests import builders
 from tests.gangs import FakeClock, loopback_address, send_to_receiver
 from tests.launches import launch_program
 from tests.unit.agent.sampling.test_oom import Tree
 from tests.unit.agent.sampling.test_thread_limit import LOCAL, PidsTree
-
-# ---- which snapshots are kept ----
-
-
-def snapshot(at: int, watts: Any = 0.0, alarm: str = "", absent: str = "") -> Snapshot:
-    """Return the snapshot taken at second `at`.
-
-    Args:
-        at: second of the minute.
-        watts: power of GPU 0.
-        alarm: active throttle reason of GPU 0; empty if GPU 0 is not throttled.
-        absent: why the clock of GPU 0 was not read; empty if it was read.
-    """
-    throttle = {f"gpu=0,reason={name}": name == alarm for name in ("power_cap", "hw_slowdown", "sw_thermal")}
-    return Snapshot(
-        stage="benchmark",
-        phase="during",
-        at=f"2026-11-21T04:00:{at:02}Z",
-        duration_s=0.1,
-        metrics=(
-            Metric(name="gpu.power", unit="W", values={"gpu=0": watts, "gpu=1": "none"}),
-            Metric(name="gpu.throttle.active", unit="1", values=throttle),
-            Metric(
-                name="gpu.clock",
-                unit="Hz",
-                values={"gpu=0": 3e9 - 1e6 * watts},
-                absent={"gpu=0": absent} if absent else {},
-            ),
-        ),
-    )
-
-
-def selected_seconds(*snapshots: Snapshot) -> list[int]:
-    """Return the second at which each kept snapshot was taken."""
-    selector = SnapshotSelector()
-    for taken in snapshots:
-        selector.add(taken)
-    return [int(taken.at[-3:-1]) for taken in selector.selected()]
-
-
-def test_of_snapshots_without_alarms_only_the_one_with_the_highest_power_is_kept() -> None:
-    assert selected_seconds() == []
-    assert selected_seconds(snapshot(1)) == [1]
-    assert selected_seconds(snapshot(1, 300.0), snapshot(2, 700.0), snapshot(3, 400)) == [2]
-
-
-@pytest.mark.parametrize(
-    ("alarm", "absent", "is_kept"),
-    [
-        ("", "", False),
-        ("power_cap", "", False),
-        ("hw_slowdown", "", True),
-        ("", "error: the driver failed", True),
-        ("", "unsupported: not on this host", False),
-    ],
-)
-def test_snapshot_with_a_lower_power_is_kept_only_if_it_has_an_alarm(alarm: str, absent: str, is_kept: bool) -> None:
-    """A failed reading is an alarm, and so is each throttle reason except `power_cap`. An unsupported reading is no alarm."""
-    snapshots = snapshot(1, 100.0, alarm, absent), snapshot(2, 700.0)
-    assert selected_seconds(*snapshots) == ([1, 2] if is_kept else [2])
-    assert selected_seconds(*reversed(snapshots)) == ([1, 2] if is_kept else [2]), (
-        "the kept snapshots must be in order of time"
-    )
-
-
-def test_only_the_first_snapshot_of_a_lasting_alarm_is_kept() -> None:
-    alarms = [snapshot(number, 500.0 - number, "hw_slowdown") for number in range(5)]
-    assert selected_seconds(*alarms) == [0]
-    assert selected_seconds(*alarms, snapshot(9, 700.0)) == [0, 9]
-
-
-def test_snapshot_with_a_new_alarm_is_kept_after_many_snapshots_with_another_alarm() -> None:
-    same_alarm = [snapshot(number, 500.0, absent=f"error: attempt {number} failed") for number in range(20)]
-    two_alarms = snapshot(30, 400.0, "sw_thermal", "error: the driver failed")
-    # 19 is the last snapshot with the highest power. 30 shows both alarms, so 0 is no longer kept.
-    assert selected_seconds(*same_alarm, two_alarms, *same_alarm) == [19, 30]
-    # Here 30 comes last. It is not kept, because 0 already shows one alarm and 31 the other.
-    assert selected_seconds(*same_alarm, snapshot(31, 400.0, "sw_thermal"), two_alarms) == [0, 19, 31]
-    assert selected_seconds(snapshot(1, 9, "hw_slowdown"), two_alarms, snapshot(40, 700.0)) == [1, 30, 40]
-
-
-def test_number_of_snapshots_with_alarms_is_limited() -> None:
-    def failing(number: int) -> Snapshot:
-        metric = Metric(name="gpu.clock", unit="Hz", absent={f"gpu={number}": "error: lost"})
-        return replace(snapshot(number), metrics=(metric,))
-
-    assert selected_seconds(*(failing(number) for number in range(20)), snapshot(30, 700.0)) == [*range(8), 30]
-
 
 # ---- the outcome of a launch ----
 
@@ -182,155 +79,6 @@ def test_reason_lists_every_rank_that_failed_or_had_not_ended_at_the_deadline(
         end = RanksEnd(exit_code=exit_code, culprit=None, states={}, oom_kill=oom_kill, any_rank_started=True)
         conclusion = conclude(end, host="h1", ranks=ranks, excluded={}, problems=[], deadline_s=9.0)
         assert (conclusion.outcome, conclusion.reason) == (outcome, expected)
-
-
-LAST_STATE = RankState(rank=0, scope="gpu=0", phase="stress", exit_code=-9)
-
-
-@pytest.mark.parametrize(
-    ("state", "last_state", "phase", "exit_code"),
-    [
-        ({"phase": "end", "exit_code": 3}, LAST_STATE, "end", 3),
-        ({"phase": "gemm", "exit_code": None}, LAST_STATE, "gemm", -9),
-        ({"phase": "gemm"}, LAST_STATE, "stress", -9),
-        ([], LAST_STATE, "stress", -9),
-        (None, LAST_STATE, "stress", -9),
-        (None, RankState(rank=0, scope="gpu=0", exit_code=-15), "", None),
-        (None, RankState(rank=0, scope="gpu=0", exit_code=-9, terminated_by_launcher=True), "", None),
-        (None, RankState(rank=0, scope="gpu=0"), "", None),
-        (None, RankState(rank=0, scope="gpu=0", exit_code=0), "", 0),
-        ({"phase": "x" * 600, "exit_code": 0}, LAST_STATE, "x" * 512, 0),
-    ],
-)
-def test_end_of_a_rank_comes_from_its_state_file_or_else_from_its_last_observed_state(
-    tmp_path: Path, state: Any, last_state: RankState, phase: str, exit_code: int | None
-) -> None:
-    """`state`: content of the state file; None: no file. `last_state`: the state that the supervisor observed last.
-
-    A state file without `exit_code` is invalid as a whole. The exit code in `last_state` is not used if the launcher or a
-    termination signal, such as SIGTERM (-15), ended the rank: such an exit code does not show a fault of the rank.
-    """
-    if state is not None:
-        (tmp_path / "rank5.state.json").write_text(json.dumps(state))
-    (tmp_path / "rank5.log").write_text("bye")
-    assert read_rank_end(tmp_path, 5, 1, last_state) == Rank(
-        rank=5, local_rank=1, phase=phase, exit_code=exit_code, log_tail="bye"
-    )
-
-
-# ---- the work directory ----
-
-
-def test_start_of_a_benchmark_is_its_earliest_start_on_any_rank(tmp_path: Path) -> None:
-    """An unknown benchmark, a time that is not a float, and an invalid or missing state file are ignored."""
-    for number, state in enumerate(
-        [
-            {"begun": {"stress": 30.0, "gemm": 12.0, "no such": 1.0, "memory": 5}},
-            {"begun": {"gemm": 11.0, "stress": 31.0, "digest": 8.0}},
-            {"begun": []},
-            {"phase": "start"},
-            [],
-        ]
-    ):
-        (tmp_path / f"rank{number}.state.json").write_text(json.dumps(state))
-    assert list(benchmark_start_times(tmp_path, range(7)).items()) == [
-        ("digest", 8.0),
-        ("gemm", 11.0),
-        ("stress", 30.0),
-    ]
-
-
-def rank_result(number: int, **fields: Any) -> dict[str, Any]:
-    """Return the content of a rank's result file, with one observation; `fields` replace top-level fields of the file."""
-    values = {
-        "name": "gemm.throughput",
-        "scope": f"cpu={number}",
-        "stage": "benchmark",
-        "unit": "FLOP/s",
-        "status": "measured",
-    }
-    return {"rank": number, "observations": [{**values, "value": 1.0}], "software": {f"lib{number}": "2"}, **fields}
-
-
-def test_results_are_in_the_order_of_the_ranks(tmp_path: Path) -> None:
-    for number in (10, 2):
-        (tmp_path / f"rank{number}.json").write_text(json.dumps(rank_result(number)))
-    results = read_results(tmp_path, (10, 3, 2))
-    assert [observation.scope for observation in results.observations] == ["cpu=2", "cpu=10"]
-    assert (results.windows, results.software) == ((), {"lib2": "2", "lib10": "2"})
-    assert len(results.problems) == 1
-    assert results.problems[0].startswith("no result of rank 3: ")
-
-
-def test_tail_of_a_log_is_its_last_bytes(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    assert read_tail(log) == ""
-    log.write_bytes(b"a\xffbc")
-    assert (read_tail(log), read_tail(log, 2), read_tail(log, 3)) == ("a\ufffdbc", "bc", "\ufffdbc")
-    log.write_bytes(b"x" * 10_000)
-    assert len(read_tail(log)) == 4000
-
-
-def test_request_is_written_to_request_json(tmp_path: Path) -> None:
-    path = write_request(tmp_path, {"stage": "gang"})
-    assert (path.name, json.loads(path.read_text())) == ("request.json", {"stage": "gang"})
-
-
-def test_only_logs_and_dumps_that_are_regular_files_are_truncated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(work_directory, "MAX_LOG_BYTES", 8)
-    (tmp_path / "else").mkdir()
-    for name in ("rank0.log", "flight.rank0", "rank0.json", "else/victim"):
-        (tmp_path / name).write_text("123456789")
-    (tmp_path / "rank1.log").write_text("12345678")
-    (tmp_path / "rank2.log").symlink_to(tmp_path / "else" / "victim")
-    os.mkfifo(tmp_path / "flight.rank0.pipe")
-    truncate_logs(tmp_path)
-    sizes = {path.name: path.lstat().st_size for path in tmp_path.iterdir() if stat.S_ISREG(path.lstat().st_mode)}
-    assert sizes == {"rank0.log": 8, "flight.rank0": 8, "rank0.json": 9, "rank1.log": 8}
-    assert (tmp_path / "else" / "victim").stat().st_size == 9
-    assert not (tmp_path / "flight.rank0.pipe").exists()
-
-
-def test_oldest_archived_attempt_of_the_stage_is_removed(tmp_path: Path) -> None:
-    work, logs = tmp_path / "gang", tmp_path / "logs"
-    work.mkdir()
-    archive_logs(work, logs)
-    assert not logs.exists(), "the log directory must not be created if the previous attempt left no log"
-    for number in range(8):
-        (logs / f"gang.{number}").mkdir(parents=True)
-        os.utime(logs / f"gang.{number}", (0, 100 - number))  # gang.7 is the oldest
-    (logs / "benchmark.1").mkdir()
-    os.utime(logs / "benchmark.1", (0, 0))
-    (logs / "gang.file").write_text("")
-    (work / "rank0.log").write_text("")
-    (work / "request.json").write_text("{}")
-    archive_logs(work, logs)
-    names = {path.name for path in logs.iterdir()}
-    assert names > {"benchmark.1", "gang.file", *(f"gang.{number}" for number in range(7))}
-    assert "gang.7" not in names
-    assert [path.name for path in work.iterdir()] == ["request.json"]
-
-
-def test_logs_and_dumps_of_an_attempt_are_archived_and_truncated(tmp_path: Path) -> None:
-    for attempt in range(MAX_ARCHIVED_ATTEMPTS + 2):
-        work = tmp_path / "work" / "gang"
-        work.mkdir(parents=True, exist_ok=True)
-        (work / "rank0.log").write_text(f"attempt {attempt}")
-        (work / "flight.rank0").write_bytes(b"\x80")
-        os.mkfifo(work / "flight.rank0.pipe")
-        with (work / "launcher.log").open("wb") as log:
-            log.truncate(MAX_LOG_BYTES + 1)
-        truncate_logs(work)
-        assert not (work / "flight.rank0.pipe").exists()
-        archive_logs(work, tmp_path / "logs")
-        assert list(work.iterdir()) == []
-    archived = sorted((tmp_path / "logs").iterdir())
-    assert len(archived) == MAX_ARCHIVED_ATTEMPTS
-    assert (archived[-1] / "rank0.log").read_text() == f"attempt {MAX_ARCHIVED_ATTEMPTS + 1}"
-    assert (archived[-1] / "flight.rank0").exists()
-    assert (archived[-1] / "launcher.log").stat().st_size == MAX_LOG_BYTES
 
 
 # ---- the gang monitor ----
@@ -710,6 +458,18 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostRun:
     monkeypatch.setattr(process_tree, "GRACE_S", 0.3)
     plan = builders.plan(profile="rehearsal")
     return HostRun.begin(tmp_path / "run", "h1", json.dumps(to_json(plan)))
+
+
+def rank_result(number: int) -> dict[str, Any]:
+    """Return the content of a rank's result file, with one observation."""
+    values = {
+        "name": "gemm.throughput",
+        "scope": f"cpu={number}",
+        "stage": "benchmark",
+        "unit": "FLOP/s",
+        "status": "measured",
+    }
+    return {"rank": number, "observations": [{**values, "value": 1.0}], "software": {f"lib{number}": "2"}}
 
 
 def launch(run: HostRun, program: str, collectors: Sequence[MarkerCollector] = (), **fields: Any) -> Record:

@@ -89,6 +89,7 @@ def last_state(**fields: Any) -> RankState:
         ({"phase": "gemm", "exit_code": None}, {"exit_code": 3, "terminated_by_launcher": True}, "gemm", None),
         ({"phase": "gemm", "exit_code": None}, {"exit_code": -signal.SIGTERM}, "gemm", None),
         ({"phase": "gemm", "exit_code": None}, {"exit_code": -signal.SIGSEGV}, "gemm", -signal.SIGSEGV),
+        ({"phase": "gemm", "exit_code": None}, {"exit_code": 0}, "gemm", 0),
         ({"phase": "gemm", "exit_code": None}, {}, "gemm", None),
         ({"phase": "gemm"}, {"exit_code": 3}, "training", 3),
         ("not JSON", {"exit_code": 3}, "training", 3),
@@ -192,7 +193,8 @@ def test_long_logs_and_dumps_are_truncated_and_pipes_removed(tmp_path: Path, mon
     outside = tmp_path.parent / f"{tmp_path.name}-outside"
     outside.write_bytes(b"x" * 50)
     (tmp_path / "link.log").symlink_to(outside)
-    os.mkfifo(tmp_path / "pipe.log")
+    for name in ("pipe.log", f"{dump}.pipe"):
+        os.mkfifo(tmp_path / name)
     truncate_logs(tmp_path)
     after = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
     assert after == {"rank0.log": 10, "rank1.log": 10, dump: 10, "other.txt": 50, "link.log": 50}
@@ -203,6 +205,9 @@ def test_logs_of_the_newest_attempts_are_kept(tmp_path: Path) -> None:
     work.mkdir()
     archive_logs(work, archive)
     assert not archive.exists()
+    (work / "rank0.log").write_text("log")
+    archive_logs(work, tmp_path / "new" / "archive")
+    assert (tmp_path / "new" / "archive").is_dir()
     archive.mkdir()
     for number in range(MAX_ARCHIVED_ATTEMPTS + 1):
         attempt = archive / f"gang.{number}"

@@ -132,6 +132,7 @@ def selected(*snapshots: Snapshot) -> list[int]:
         ((snapshot(1, 1.0, "a"), snapshot(2, 0.0, "a", "b"), snapshot(3, 9.0)), [2, 3]),
         ((snapshot(1, 1.0, "a"), snapshot(2, 0.0, "b"), snapshot(3, 0.0, "a", "b", "c"), snapshot(4, 9.0)), [3, 4]),
         ((snapshot(1, 1.0, "a", "b"), snapshot(2, 0.0, "b", "c"), snapshot(3, 0.0, "c", "d"), snapshot(4, 9)), [1, 3, 4]),
+        ((snapshot(1, 9.0, "a"), snapshot(2, 0.0, "b"), snapshot(3, 0.0, "a", "b")), [1, 2]),
         ((snapshot(1, 0.0, hw_slowdown=True), snapshot(2, 9.0)), [1, 2]),
         ((snapshot(1, 0.0, hw_slowdown=False), snapshot(2, 9.0)), [2]),
         ((snapshot(1, 0.0, power_cap=True), snapshot(2, 9.0)), [2]),

@@ -40,7 +40,6 @@ from fleet.judge.evidence import Evidence, identifying_params
 from fleet.judge.figure_consistency import _sample_problem
 from fleet.judge.judge import host_views, judge
 from fleet.judge.soak_consistency import soak_problems
-from fleet.planning.stage_times import parse_duration
 from fleet.report.html.page import render_html
 from fleet.report.markdown import render_markdown
 from fleet.report.merge import merge
@@ -679,13 +678,6 @@ def test_record_without_a_soak_is_valid() -> None:
     document = json.loads(json.dumps(to_json(builders.records(plan, "h1")[0])))
     documents.validate(document, "record", source="a record without a soak")
     assert record_from_json(document).soak is None
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("24h", 86400), ("45m", 2700), ("1h30m", 5400), ("2d", 172800), ("90s", 90)]
-)
-def test_duration_is_parsed(text: str, seconds: float) -> None:
-    assert parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "24", "h", "1.5h", "-1h", "24 h", "0s", "40d"])

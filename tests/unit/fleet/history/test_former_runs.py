@@ -9,7 +9,6 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,6 @@ from schemas.reports import FigureHistory, FleetReport, HostReport, RunHistory, 
 from tests.accepted import Change, rackproof, report_of, run_directory, slowed, swapped
 from tests.histories import DRIVERS, MODEL, Faults
 
-Document = Mapping[str, Any]
 DATES = {f"r{day}": f"2026-10-0{day}T00:00:00Z" for day in range(1, 6)}
 HOST_DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ from fleet.judge.criteria import Criterion, Pack
 from fleet.judge.evidence import Evidence
 from fleet.judge.host_view import HostView
 from schemas.plans import Plan
-from schemas.records import Launch, Metric, Record, Snapshot
+from schemas.records import Launch, Metric, Record, Snapshot, Value
 from schemas.reports import FAIL, Verdict
 from schemas.waivers import Waiver
 from tests import builders
@@ -84,6 +84,27 @@ def reading(value: Any = None, *, name: str = "gpu.thing", scope: str = "gpu=0",
         unit="s" if name.startswith("collector.") else "1",
         values={} if absent else {scope: value},
         absent={scope: absent} if absent else {},
+    )
+
+
+def metric(name: str, readings: Mapping[str, Value]) -> Metric:
+    """Return a metric with these readings (scope -> value). A text `status: reason` is the reason why the scope has no value."""
+    absent = {scope: str(value) for scope, value in readings.items() if ": " in str(value)}
+    values = {scope: value for scope, value in readings.items() if scope not in absent}
+    return Metric(name=name, unit="1", values=values, absent=absent)
+
+
+def stage_snapshots(stage: str, *snapshots: Mapping[str, Mapping[str, Value]]) -> tuple[Snapshot, ...]:
+    """Return a snapshot for each mapping from reading to `metric`'s readings: one before the stage, the others after it."""
+    return tuple(
+        Snapshot(
+            stage=stage,
+            phase="after" if number else "before",
+            at=builders.WHEN,
+            duration_s=0.1,
+            metrics=tuple(metric(name, values) for name, values in readings.items()),
+        )
+        for number, readings in enumerate(snapshots)
     )
 
 

@@ -16,10 +16,10 @@ from fleet.judge.domain_checks import NODES, TO_SWITCH, TRANSPORT, judge_domains
 from fleet.judge.host_view import HostView
 from fleet.judge.nvlink_domains import CLIQUE, CLUSTER, CONNECTION, NO_DOMAIN, STATE, NvlinkDomains
 from schemas.plans import Plan
-from schemas.records import ERROR, Metric, Observation, Snapshot, Value
+from schemas.records import ERROR, Observation, Value
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 from tests import builders
-from tests.unit.fleet.judge.small_fleet import host_evidence, one_figure_plan, pack
+from tests.unit.fleet.judge.small_fleet import host_evidence, one_figure_plan, pack, stage_snapshots
 
 HOSTS = tuple(f"t{number}" for number in range(7))
 UUID, OTHER_UUID = "3d2c1b0a-1111-4222-8333-444455556666", "9d2c1b0a-1111-4222-8333-444455556666"
@@ -29,12 +29,6 @@ BY_MODEL = one_figure_plan(*HOSTS, rackproof_gang="all")
 THREE = HOSTS[:3]
 Readings = Mapping[str, Mapping[str, Value]]
 """Name of a reading -> scope -> its value, or a text such as `error: lost` (status and reason) if it has no value."""
-
-
-def metric(name: str, readings: Mapping[str, Value]) -> Metric:
-    absent = {scope: str(value) for scope, value in readings.items() if ": " in str(value)}
-    values = {scope: value for scope, value in readings.items() if scope not in absent}
-    return Metric(name=name, unit="1", values=values, absent=absent)
 
 
 def address(host: str) -> str:
@@ -68,16 +62,7 @@ def without(readings: Readings, *names: str) -> Readings:
 
 def view(host: str, *snapshots: Readings, plan: Plan = IN_INVENTORY, **fields: Any) -> HostView:
     """Return a host with these readings, one mapping for each snapshot."""
-    taken = tuple(
-        Snapshot(
-            stage="gang",
-            phase="before" if not number else "after",
-            at=builders.WHEN,
-            duration_s=0.1,
-            metrics=tuple(metric(name, values) for name, values in readings.items()),
-        )
-        for number, readings in enumerate(snapshots)
-    )
+    taken = stage_snapshots("gang", *snapshots)
     evidence = host_evidence(plan, host, snapshots=taken, **{"observations": (), **fields})
     return HostView(plan, plan.host(host), evidence, [pack(rack_is_nvlink_domain=plan is BY_MODEL)])
 

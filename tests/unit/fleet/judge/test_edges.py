@@ -213,16 +213,6 @@ def test_series_does_not_depend_on_the_order_of_parameters() -> None:
     assert [len(group) for group in series(view, criterion("peer_copy.thing"))] == [2, 1]
 
 
-def test_figures_have_a_series_for_each_stage_and_readings_one_series_for_all_stages() -> None:
-    plan = one_figure_plan()
-    observed = tuple(
-        builders.observation("memory.thing", 1.0, scope="gpu=0", stage=stage) for stage in ("benchmark", "gang")
-    )
-    view = HostView(plan, plan.hosts[0], host_evidence(plan, "h1", reading(1), observations=observed), [pack()])
-    assert [len(group) for group in series(view, criterion("memory.thing"))] == [1, 1]
-    assert [len(group) for group in series(view, criterion("gpu.thing"))] == [3]
-
-
 @pytest.mark.parametrize(
     ("fields", "scope", "params", "expected"),
     [

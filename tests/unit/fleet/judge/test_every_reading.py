@@ -369,7 +369,6 @@ def test_host_without_one_adapter_is_found_and_the_adapter_is_named(metrics: Map
 # ---- figures of the benchmarks ----
 
 FIGURES_MODEL = "h200-sxm"
-STAGES = ("benchmark", "gang")
 
 
 def settings_of(item: Expectation) -> tuple[tuple[str, Value], ...]:

@@ -20,7 +20,6 @@ from schemas.plans import Plan
 from schemas.readings import BMC
 from schemas.records import ERROR, MEASURED, UNSUPPORTED, Metric, Observation, Snapshot
 from schemas.reports import INCONCLUSIVE
-from schemas.scopes import pci_address
 from tests import builders
 from tests.unit.fleet.judge.small_fleet import (
     benchmark_launch,
@@ -53,14 +52,6 @@ def evidence_with(*snapshots: Snapshot, observations: tuple[Observation, ...] = 
 
 def host_view(evidence: Evidence, *packs: Pack, plan: Plan = PLAN) -> HostView:
     return HostView(plan, plan.hosts[0], evidence, packs or [pack()])
-
-
-@pytest.mark.parametrize(
-    ("bus_id", "address"),
-    [("00000000:1B:00.0", "0000:1b:00.0"), ("0000:1b:00.0", "0000:1b:00.0"), ("00000001:1B:00.0", "0001:1b:00.0")],
-)
-def test_pci_address_is_normalized(bus_id: str, address: str) -> None:
-    assert pci_address(bus_id) == address
 
 
 def test_observation_by_pci_address_is_attributed_to_the_gpu_at_that_address() -> None:

@@ -30,7 +30,6 @@ from tests import builders
 PACKS = read_packs([])
 MODELS = tuple(name for name in shipped_packs() if read_pack(name).gpu_names)
 SXM = ("a100-sxm-40", "a100-sxm-80", "h100-sxm", "h200-sxm", "b200", "b300", "gb200", "gb300")
-PCIE_ONLY = ("a10", "l40s", "rtx-pro-6000-server", "t4")
 GIB = 1 << 30
 UNITS = {"gemm.throughput": "FLOP/s", "stress.throughput": "FLOP/s", "stress.power": "W", "stress.throttled_share": "1"}
 
@@ -121,7 +120,6 @@ def _gemm(models: str, dtype: str, values: Sequence[float], source: str, name: s
 
 
 A100_SXM, A100_PCIE = "a100-sxm-40 a100-sxm-80", "a100-pcie-40 a100-pcie-80"
-H_SXM = "h100-sxm h200-sxm"
 ZZC = "zzc0721/torch-performance-test-data"
 STAS = "stas00/ml-engineering"
 MAG = "mag-/gpu_benchmark"

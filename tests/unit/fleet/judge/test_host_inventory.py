@@ -19,21 +19,14 @@ from fleet.judge.host_inventory import (
     host_inventory,
     identity,
 )
-from schemas.records import Metric, Value
+from schemas.records import Value
 from tests import builders
-from tests.unit.fleet.judge.small_fleet import host_view, one_figure_plan
+from tests.unit.fleet.judge.small_fleet import host_view, metric, one_figure_plan
 
 PLAN = one_figure_plan("h1")
 HCA_ADDRESS, NIC_ADDRESS = "infiniband.hca.pci_address", "network.pci_address"
 INTERFACE = "infiniband.interface"
 PORT, SECOND_PORT = "hca=a,port=1", "hca=a,port=2"
-
-
-def metric(name: str, readings: dict[str, Value]) -> Metric:
-    """Return a metric with these readings (scope -> value). A text `status: reason` is the reason why the scope has no value."""
-    absent = {scope: str(value) for scope, value in readings.items() if ": " in str(value)}
-    values = {scope: value for scope, value in readings.items() if scope not in absent}
-    return Metric(name=name, unit="1", values=values, absent=absent)
 
 
 def inventory(readings: dict[str, dict[str, Value]], **fields: Any) -> HostInventory:

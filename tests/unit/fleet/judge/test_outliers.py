@@ -397,14 +397,13 @@ def test_limit_cannot_be_computed_from_too_few_peers() -> None:
 @pytest.mark.parametrize(
     ("fields", "needs"),
     [
-        (None, "a median needs at least 3"),
         ({"fleet_fraction": 0.9}, "a median needs at least 3"),
         ({"fleet_fraction": 0.9, "fleet_deviations": 4.0}, "a median needs at least 3"),
         ({"fleet_deviations": 4.0}, "a deviation needs at least 8"),
     ],
 )
-def test_reason_for_too_few_peers_names_the_number_that_is_needed(fields: dict[str, Any] | None, needs: str) -> None:
-    reason = too_few_reason(peer_group(1, 2), criterion(**fields) if fields else None)
+def test_reason_for_too_few_peers_names_the_number_that_is_needed(fields: dict[str, Any], needs: str) -> None:
+    reason = too_few_reason(peer_group(1, 2), criterion(**fields))
     assert reason == f"the run has 2 GPUs of NVIDIA H200 with this figure, but {needs}"
 
 

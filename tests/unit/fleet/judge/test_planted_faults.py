@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from fleet.judge.evidence import Evidence
 from fleet.judge.planted_faults import COLLISION, Comparison, comparisons
 from fleet.planning.plan import read_profile
 from fleet.report.planted_faults import render_planted_faults
@@ -75,11 +74,6 @@ def test_fault_in_every_repetition_is_found_only_by_comparison_with_other_gpus_o
         assert (extended[name].always_alone, extended[name].always_compared) == (alone, compared), name
     assert extended["integrity 15 patterns"].elements == 1000
     assert extended["stress bf16"].repetitions == 660 / 0.5  # a product every 0.5 s, in 600 s and 60 s to settle
-
-
-def test_runs_without_gpus_have_no_comparisons() -> None:
-    plan = builders.plan("h1", profile="standard", rackproof_gang="none")
-    assert comparisons([(plan, {"h1": Evidence()})], [read_profile("standard")]) == []
 
 
 def test_unmeasured_workloads_are_listed_separately() -> None:

@@ -26,10 +26,9 @@ from fleet.judge.uniformity import (
     uniform,
 )
 from schemas.plans import Plan
-from schemas.records import Metric, Snapshot, Value
+from schemas.records import Value
 from schemas.reports import FAIL, INCONCLUSIVE, PASS
-from tests import builders
-from tests.unit.fleet.judge.small_fleet import criterion, host_evidence, one_figure_plan, pack
+from tests.unit.fleet.judge.small_fleet import criterion, host_evidence, one_figure_plan, pack, stage_snapshots
 
 HOSTS = ("h1", "h2", "h3", "h4")
 PLAN = one_figure_plan(*HOSTS, rackproof_gang="all")
@@ -43,24 +42,9 @@ def rule(name: str = NAME, scope: str = "host", **fields: Any) -> Criterion:
     return criterion(name, **{"scope": scope, "value": None, "same_as_fleet": True, "action": "none", **fields})
 
 
-def metric(name: str, readings: Mapping[str, Value]) -> Metric:
-    absent = {scope: str(value) for scope, value in readings.items() if ": " in str(value)}
-    values = {scope: value for scope, value in readings.items() if scope not in absent}
-    return Metric(name=name, unit="1", values=values, absent=absent)
-
-
 def view(host: str, criterion: Criterion, *snapshots: Readings, plan: Plan = PLAN, **fields: Any) -> HostView:
     """Return a host that the criterion judges. `snapshots`: the readings of each snapshot."""
-    taken = tuple(
-        Snapshot(
-            stage="benchmark",
-            phase="before" if not number else "after",
-            at=builders.WHEN,
-            duration_s=0.1,
-            metrics=tuple(metric(name, values) for name, values in readings.items()),
-        )
-        for number, readings in enumerate(snapshots)
-    )
+    taken = stage_snapshots("benchmark", *snapshots)
     return HostView(plan, plan.host(host), host_evidence(plan, host, snapshots=taken, **fields), [pack(criterion)])
 
 

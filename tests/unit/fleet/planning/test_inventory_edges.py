@@ -137,7 +137,7 @@ def test_group_with_a_similar_name_is_suggested_but_not_the_key_of_the_metadata(
 
 def test_group_that_contains_itself_is_read_once() -> None:
     listing = {
-        "gpu_hosts": {"hosts": ["h1"], "children": ["more", "gpu_hosts"]},
+        "gpu_hosts": {"hosts": ["h1"], "children": ["more", "gone", "gpu_hosts"]},
         "more": {"hosts": ["h2", "h1"], "children": ["gpu_hosts"]},
         "_meta": {"hostvars": {"h2": {"a": 1}}},
     }
@@ -201,7 +201,8 @@ def test_two_hosts_with_the_same_bmc_are_refused(first: dict[str, Any], second: 
 
 @pytest.mark.parametrize("variable", ["ansible_host", "ansible_port"])
 def test_address_or_port_that_is_a_template_is_refused(variable: str) -> None:
-    with pytest.raises(UsageError, match=f"host h1: {variable}: '{{{{ x }}}}' is a template"):
+    message = f"host h1: {variable}: '{{{{ x }}}}' is a template, which only a playbook evaluates: give"
+    with pytest.raises(UsageError, match=message):
         check_addresses({"h1": {variable: "{{ x }}"}})
 
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from agent.launch.torchrun import common_domain
-from fleet.inventory.ansible import check_addresses, check_names, check_variables, hosts_of, read_inventory
+from fleet.inventory.ansible import check_names, check_variables, hosts_of, read_inventory
 from fleet.planning.plan import GANG_WIDE_ENVIRONMENT, RENDEZVOUS_PORT, make_plan, read_profile
 from schemas import documents
 from schemas.errors import UsageError
@@ -150,14 +150,6 @@ def test_ini_inventory_is_read(tmp_path: Path) -> None:
     assert hosts["h1"]["rackproof_validation_only"] is False
 
 
-def test_template_as_an_address_is_refused_with_a_remedy() -> None:
-    template = {"ansible_host": "{{ bmc }}.lan"}
-    with pytest.raises(
-        UsageError, match=r"host h1: ansible_host: .* is a template, which only a playbook evaluates: give"
-    ):
-        check_addresses({"h1": template, "h2": template})
-
-
 def test_hosts_of_child_groups_are_listed_in_order() -> None:
     result = hosts_of(
         {
@@ -181,12 +173,6 @@ def test_inventory_without_hosts_is_refused(result: dict[str, Any], message: str
     with pytest.raises(UsageError) as caught:
         hosts_of(result)
     assert message in str(caught.value)
-
-
-def test_two_hosts_at_one_address_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"hosts a and b have the same address 10\.0\.0\.1 port 22"):
-        check_addresses({"a": {"ansible_host": "10.0.0.1"}, "b": {"ansible_host": "10.0.0.1"}})
-    check_addresses({"a": {"ansible_host": "10.0.0.1"}, "b": {"ansible_host": "10.0.0.1", "ansible_port": 2222}})
 
 
 def test_hostile_host_name_is_refused() -> None:

@@ -48,7 +48,6 @@ from tests.gangs import LOST_STATUS_AGE_S, gang_snapshot
 from tests.unit.fleet.judge.small_fleet import pack
 
 RATE, TIME = 100.0, 1.0
-Speeds = Mapping[tuple[str, str, int], float]
 
 
 def matrix(

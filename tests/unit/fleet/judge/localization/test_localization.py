@@ -628,34 +628,27 @@ def test_link_of_a_pair_fails_only_if_neither_host_measured_the_pair(
     assert named_parts(judge_gangs(mixed, []), "fail") == expected
 
 
+SLOW_COLLECTIVE = Verdict(
+    host="h0",
+    scope="gang=r1",
+    name="collective.all_reduce.busbw",
+    stage="gang",
+    verdict="fail",
+    criterion="x",
+    reason="slow",
+)
+
+
 def test_two_hosts_with_a_slow_collective_are_inconclusive() -> None:
     fleet = Fleet(2, 2)
     both = views(plan_of(fleet), fleet)
     assert judge_gangs(both, []) == []
-    slow = Verdict(
-        host="h0",
-        scope="gang=r1",
-        name="collective.all_reduce.busbw",
-        stage="gang",
-        verdict="fail",
-        criterion="x",
-        reason="slow",
-    )
-    assert named_parts(judge_gangs(both, [slow]), "inconclusive") == {("h0", "gang=r1"), ("h1", "gang=r1")}
+    assert named_parts(judge_gangs(both, [SLOW_COLLECTIVE]), "inconclusive") == {("h0", "gang=r1"), ("h1", "gang=r1")}
 
 
 def test_slow_collective_with_normal_pairs_fails_the_fabric_on_every_host() -> None:
     fleet = Fleet(4, 2)
-    slow = Verdict(
-        host="h0",
-        scope="gang=r1",
-        name="collective.all_reduce.busbw",
-        stage="gang",
-        verdict="fail",
-        criterion="x",
-        reason="slow",
-    )
-    verdicts = judge_gangs(views(plan_of(fleet), fleet), [slow])
+    verdicts = judge_gangs(views(plan_of(fleet), fleet), [SLOW_COLLECTIVE])
     assert named_parts(verdicts, "fail") == {(host, "gang=r1") for host in fleet.names}
     assert all("suspect fabric" in item.reason for item in verdicts)
 

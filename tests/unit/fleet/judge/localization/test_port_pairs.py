@@ -15,11 +15,10 @@ from typing import Any
 
 import pytest
 
-from fleet.judge.criteria import read_pack
 from fleet.judge.host_view import HostView
 from fleet.judge.localization import Pair, find_suspects, judge_gangs
 from fleet.judge.localization import verdicts as localization_verdicts
-from fleet.judge.localization.port_pairs import ADDRESS, NEAREST, least_share
+from fleet.judge.localization.port_pairs import ADDRESS, NEAREST
 from schemas.plans import Plan
 from schemas.records import Metric, Observation, Snapshot
 from schemas.reports import Verdict
@@ -388,19 +387,6 @@ def test_known_rate_of_the_ports_shows_slow_rails_even_if_all_rails_are_slow(slo
     suspects = find_suspects(pairs, least={pair.kind: 0.8 * RATE for pair in pairs})
     assert {(suspect.kind, suspect.rails) for suspect in suspects} == {("rail", (rail,)) for rail in slow}
     assert len(find_suspects(pairs)) == (len(slow) if len(slow) <= 2 else 0)
-
-
-@pytest.mark.parametrize(("limit", "share"), [(0.8, 0.8), (0.3, 0.3), (None, 0.0)])
-@pytest.mark.parametrize("name", ["verbs.best_ratio", "verbs.rate_ratio"])
-def test_least_share_of_a_figure_is_the_limit_of_its_criterion(name: str, limit: float | None, share: float) -> None:
-    """A site may change the limit, or remove the criterion (None)."""
-    pack = read_pack("verbs")
-    others = tuple(item for item in pack.criteria if item.name != name)
-    criterion = next(item for item in pack.criteria if item.name == name)
-    criteria = (*others, replace(criterion, value=limit)) if limit else others
-    (view, *_) = views(plan_of(Fleet(4, 2)), Fleet(4, 2))
-    view = HostView(view.plan, view.host, view.evidence, [replace(pack, criteria=criteria, chosen=True)])
-    assert least_share(view, name) == share
 
 
 def found(verdicts: Sequence[Verdict]) -> set[tuple[str, str]]:
