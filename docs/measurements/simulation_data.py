@@ -70,6 +70,9 @@ SIMULATED_READINGS = (
 """Readings that are left out, because the measured virtual machine lacks them. The simulator makes those that it needs."""
 READINGS_OF_THE_RECORD = ("fabric.imex.running", "host.dimm.corrected", "host.dimm.uncorrected", "host.dimm.label")
 """Readings that match SIMULATED_READINGS, but are taken from the record."""
+WHOLE_NODE = {"host.numa.memory_total": "host.memory.total", "host.numa.memory_free": "host.memory.available"}
+"""Reading of the only NUMA node -> reading of the host from which it is taken. The kernel of the measured virtual machine reports
+nodes with only a part of the memory."""
 _SETTINGS = [(output, frozenset(output.over)) for entry in BENCHMARKS.values() for output in entry.outputs]
 
 Doc = dict[str, Any]
@@ -485,6 +488,9 @@ def _readings(record: Doc) -> Iterable[Doc]:
     metrics = {
         phase: {metric["name"]: metric for metric in snapshot["metrics"]} for phase, snapshot in snapshots.items()
     }
+    for by_name in metrics.values():
+        for node, host in WHOLE_NODE.items():
+            by_name[node] = {**by_name[node], "values": {"numa=0": by_name[host]["values"]["host"]}}
     for name, metric in metrics["before"].items():
         if name in IDENTIFYING_READINGS or _is_simulated(name):
             continue

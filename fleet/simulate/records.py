@@ -50,6 +50,8 @@ PROPORTIONAL_READINGS = (
     "host.cpu.threads",
     "host.memory.total",
     "host.memory.available",
+    "host.numa.memory_total",
+    "host.numa.memory_free",
 )
 """Readings that are proportional to the number of GPUs of the host."""
 TIMES = {"gpu.throttle.time": 38.6}

@@ -120,7 +120,7 @@ FAULTS = {
     "more nodes, and memory is missing": (host(nodes=8, memory=1920 * GIB), "host.memory.total"),
     "more nodes and more memory, as with CXL memory": (host(nodes=3, memory=2560 * GIB), "host.numa.count"),
     "a node has less memory with the same number of nodes": (
-        host(host__numa__memory_total={"numa=0": 1024 * GIB, "numa=1": 900 * GIB}),
+        host(memory=1924 * GIB, host__numa__memory_total={"numa=0": 1024 * GIB, "numa=1": 900 * GIB}),
         "host.numa.memory_total",
     ),
 }

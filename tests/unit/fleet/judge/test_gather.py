@@ -277,6 +277,30 @@ def test_firmware_of_adapters_is_compared_within_the_kind_of_their_boards() -> N
     assert differing.left() == {"h1": ["firmware"], "h3": ["firmware"]}, "h2 is the only host with its kind of board"
 
 
+def test_sizes_of_nodes_are_counted_only_on_hosts_whose_nodes_have_the_whole_memory() -> None:
+    """Hosts have equal nodes, but the nodes of some have only a part of the memory."""
+    name = "host.numa.memory_total"
+    rule = criterion(name, id="nodes", scope="numa", value=None, operator="ge", same_as_fleet=True, optional=True)
+
+    def memory(total: int, size: int) -> Change:
+        more = {
+            "total": reading(total, name="host.memory.total", scope="host"),
+            "size": reading(size, name=name, scope="numa=0"),
+        }
+        return with_constant_readings(**more)
+
+    for hosts in (
+        ((8, 8), (16, 8), (8, 8)),
+        ((16, 8), (8, 8), (8, 8)),
+        ((8, 8), (16, 4), (8, 2)),
+        ((16, 2), (16, 4), (16, 4)),
+    ):
+        assert gathered(rule, evidence=on_hosts(*(memory(*values) for values in hosts))) == []
+    counted = count_passes(rule, evidence=on_hosts(memory(8, 8), memory(16, 4), memory(8, 8)))
+    assert counted.left() == {}
+    assert counted.remaining["h1"].passes == counted.remaining["h3"].passes == counted.remaining["h2"].passes + 1
+
+
 # Bandwidths and transports
 
 

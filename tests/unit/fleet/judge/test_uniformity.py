@@ -663,3 +663,63 @@ def test_equal_groups_that_share_one_object_in_memory_can_still_change_separatel
     groups.update(other)
     counts = {key[3]: repr(group.by_count()) for key, group in groups._groups.items()}
     assert counts == {"a": "((2, 3), (1, 1))", "b": "((1, 1),)", "c": "((True, 1),)", "d": "((1.0, 1),)"}
+
+
+GIB = 1 << 30
+
+
+def memory_failures(hosts: Mapping[str, tuple[int, Mapping[str, Any]]]) -> set[tuple[str, str, str]]:
+    """Return host, scope and verdict of each size of a NUMA node that does not pass.
+
+    `hosts`: host -> memory of the host, and numa=N -> memory of this node in GiB, or (status, reason).
+    """
+    plan = uniform_plan(*hosts)
+    evidence = builders.evidence(plan)
+    for host, (total, nodes) in hosts.items():
+        sizes = {node: size if isinstance(size, tuple) else int(size * GIB) for node, size in nodes.items()}
+        evidence[host] = with_readings(
+            evidence[host], {"host.memory.total": {"host": total * GIB}, "host.numa.memory_total": sizes}, "B"
+        )
+    verdicts = uniformity_verdicts(plan, evidence)
+    return {
+        (item.host, item.scope, item.verdict)
+        for item in verdicts
+        if item.criterion == "uniform-numa-memory" and item.verdict != PASS
+    }
+
+
+@pytest.mark.parametrize(
+    "sizes", [(14.09, 14.96, 11.09, 16.96), (4.71, 126.0, 126.0, 126.0), (123.0, 4.71, 14.71, 60.0), (10, 10, 10, 5)]
+)
+def test_sizes_of_nodes_that_have_only_a_part_of_the_memory_are_not_compared(sizes: tuple[float, ...]) -> None:
+    """The machines are identical. The first sizes are those of real virtual machines with 126 GiB."""
+    assert memory_failures({host: (126, {"numa=0": size}) for host, size in zip(FOUR, sizes, strict=True)}) == set()
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 4, 8])
+@pytest.mark.parametrize("lost", [0.05, 0.25, 1.0])
+def test_node_that_lacks_memory_fails_although_all_nodes_together_have_the_memory_of_the_host(
+    nodes: int, lost: float
+) -> None:
+    whole = dict.fromkeys([f"numa={node}" for node in range(nodes)], 512.0)
+    fleet: dict[str, tuple[int, Mapping[str, Any]]] = dict.fromkeys(FOUR, (512 * nodes, whole))
+    left = {**whole, f"numa={nodes - 1}": 512.0 * (1 - lost)}
+    left = {node: size for node, size in left.items() if size} or {"numa=0": 256.0}
+    fleet["h2"] = (int(sum(left.values())), left)
+    assert memory_failures(fleet) == {("h2", f"numa={nodes - 1}", FAIL)}
+
+
+@pytest.mark.parametrize("total", [64, 126])
+def test_node_is_compared_if_the_host_reports_less_memory_than_its_nodes_have(total: int) -> None:
+    """In a container, the memory of the host may be the limit of the container."""
+    fleet = {host: (total, {"numa=0": 512.0, "numa=1": 512.0}) for host in FOUR}
+    fleet["h3"] = (total, {"numa=0": 512.0, "numa=1": 448.0})
+    assert memory_failures(fleet) == {("h3", "numa=1", FAIL)}
+
+
+def test_node_whose_size_was_not_read_is_inconclusive_although_the_other_nodes_have_less_than_the_memory() -> None:
+    fleet: dict[str, tuple[int, Mapping[str, Any]]] = {
+        host: (1024, {"numa=0": 512.0, "numa=1": 512.0}) for host in FOUR
+    }
+    fleet["h4"] = (1024, {"numa=0": 512.0, "numa=1": ("error", "EIO")})
+    assert memory_failures(fleet) == {("h4", "numa=1", INCONCLUSIVE)}
