@@ -52,8 +52,8 @@ MODULE_READINGS, MODULE_MODEL = "optics.", "optics.module.part_number"
 UNKNOWN_MODULE = "an unknown model"
 
 MEMORY_FIGURES = "memory."
-"""Prefix of the figures of the GPU's memory. They are compared with those of GPUs with the same part number: boards of one model
-with different part numbers differ by 2 % in memory bandwidth (measured, H200)."""
+"""Prefix of the figures of the GPU's memory. They are compared only with those of GPUs with the same part number: boards of one
+model with different part numbers differ by 2 % in memory bandwidth (measured, H200)."""
 DISK_FIGURES = "local_storage."
 """Prefix of the figures of disks. Their parameter `model` has the level of an array, and number, models and sizes of its disks.
 Only figures with the same text are compared. Virtual disks have no model."""
@@ -86,7 +86,8 @@ class PeerGroup:
     position: str = ""
     """Position of the parts in their hosts (`gpu=3`) if only parts in that position are compared; otherwise empty."""
     part_number: str = ""
-    """Part number of the GPUs if only some GPUs of the model, those with this part number, are compared; otherwise empty."""
+    """Part number of the GPUs, or `unknown`, if only some GPUs of the model, those with this part number, are compared; otherwise
+    empty."""
 
     @property
     def count(self) -> str:
@@ -127,7 +128,7 @@ class FleetFigures:
         self._values: dict[_ModelKey, dict[tuple[str, str], array[float]]] = {}
         """Key without part number -> (part number, position in the host) -> figures."""
         self._of_gangs: dict[_ModelKey, dict[str, float]] = {}
-        self._peers: dict[tuple[_ModelKey, str, str], PeerGroup] = {}
+        self._peers: dict[tuple[_ModelKey, str | None, str], PeerGroup] = {}
         for view in views:
             self.add(view)
 
@@ -174,8 +175,9 @@ class FleetFigures:
     def peers(self, view: HostView, observation: Observation, criterion: Criterion | None = None) -> PeerGroup:
         """Return the peers of a figure of this host: the parts with which it is compared.
 
-        Peers are all parts of the model. For figures of memory, they are only the parts with the same part number, if these are
-        enough for the limit. If the criterion has `by_position`, they are only the parts in the same position of their hosts, if
+        Peers are all parts of the model. For figures of memory, they are only the parts with the same part number. Parts of an
+        unknown part number count as those of the only part number that the fleet has; if it has several, they are compared only
+        with each other. If the criterion has `by_position`, peers are only the parts in the same position of their hosts, if
         these are enough for a deviation.
         """
         return self.peers_at(self.key(view, observation), observation.scope, criterion)
@@ -183,43 +185,36 @@ class FleetFigures:
     def peers_at(self, key: FigureKey, scope: str, criterion: Criterion | None = None) -> PeerGroup:
         """Return the peers of a figure by its key and scope."""
         position = Scope.parse(scope).device if criterion and criterion.by_position else ""
-        if key[5]:
-            same_part = self._peers_in(key[:5], key[5], position)
-            if has_enough_peers(criterion, same_part):
-                return same_part
-        return self._peers_in(key[:5], "", position)
-
-    def _peers_in(self, key: _ModelKey, part_number: str, position: str) -> PeerGroup:
-        """Return the parts in one position if they are enough for a deviation, otherwise those in all positions."""
+        part_numbers = {number for number, _ in self._values.get(key[:5], ()) if number}
+        part_number = key[5] if len(part_numbers | {key[5]} - {""}) > 1 else None
         if position:
-            same_position = self._peer_group(key, part_number, position)
+            same_position = self._peer_group(key[:5], part_number, position)
             if len(same_position.values) >= MIN_PEERS_FOR_DEVIATION:
                 return same_position
-        return self._peer_group(key, part_number, "")
+        return self._peer_group(key[:5], part_number, "")
 
-    def _peer_group(self, key: _ModelKey, part_number: str, position: str) -> PeerGroup:
-        """Return the parts with this part number in this position of their hosts. An empty string means any."""
+    def _peer_group(self, key: _ModelKey, part_number: str | None, position: str) -> PeerGroup:
+        """Return the parts with this part number (empty: unknown; None: any) in this position (empty: any) of their hosts."""
         chosen = (key, part_number, position)
         if chosen not in self._peers:
             groups = self._values.get(key, {})
             values = [
                 value
                 for (number, place), numbers in groups.items()
-                if part_number in ("", number) and position in ("", place)
+                if part_number in (None, number) and position in ("", place)
                 for value in numbers
             ]
             values += [
                 value
                 for scope, value in self._of_gangs.get(key, {}).items()
-                if not part_number and position in ("", Scope.parse(scope).device)
+                if part_number is None and position in ("", Scope.parse(scope).device)
             ]
-            is_subset = bool(part_number) and any(number != part_number for number, _ in groups)
             self._peers[chosen] = PeerGroup(
                 model=key[0] or "this kind",
                 kind=key[3],
                 values=tuple(sorted(values)),
                 position=position,
-                part_number=part_number if is_subset else "",
+                part_number="" if part_number is None else part_number or "unknown",
             )
         return self._peers[chosen]
 

@@ -171,14 +171,45 @@ def test_gpus_are_compared_with_gpus_of_the_same_part_number(hosts: int) -> None
     assert "part number" not in relative_verdicts(rule, first, numbers)["h1", "gpu=0"].detail
 
 
-@pytest.mark.parametrize(("others", "fails"), [(0, True), (1, False)])
-def test_gpus_are_compared_with_all_gpus_of_their_model_if_too_few_have_their_part_number(
-    others: int, fails: bool
-) -> None:
-    rates = {**normal_factors(6), **{f"odd{number}": (0.97, 0.97) for number in range(others + 1)}}
-    numbers = {host: "odd" if host.startswith("odd") else "usual" for host in rates}
+@pytest.mark.parametrize("usual", ["692-2G520-0282-000", "692-2G520-0282-001"])
+@pytest.mark.parametrize("share", [0.5, 0.97, 1.03])
+@pytest.mark.parametrize("hosts", [1, 2, 6])
+def test_gpus_are_not_compared_with_gpus_of_other_part_numbers(hosts: int, share: float, usual: str) -> None:
+    """Host `odd` has another part number. Its two GPUs are too few for a median."""
+    rates = {**normal_factors(hosts, h0=(1.0, 0.5)), "odd": (share, share)}
+    numbers = {host: "692-2G520-0280-010" if host == "odd" else usual for host in rates}
     verdicts = relative_verdicts(MEMORY, rates, numbers)
-    assert (verdicts["odd0", "gpu=0"].verdict == FAIL) is fails
+    assert {(item.verdict, item.action) for (host, _), item in verdicts.items() if host == "odd"} == {
+        (INCONCLUSIVE, "none")
+    }
+    too_few = (
+        "the run has 2 GPUs with part number 692-2G520-0280-010 of NVIDIA H200 with this figure, but a median needs"
+    )
+    assert too_few in verdicts["odd", "gpu=0"].reason
+    failed = {place for place, item in verdicts.items() if item.verdict == FAIL}
+    assert failed == ({("h0", "gpu=1")} if hosts > 1 else set()), "GPUs of the usual part number are still compared"
+    optional = relative_verdicts(replace(MEMORY, optional=True), rates, numbers)
+    assert not [host for host, _ in optional if host == "odd"], "not judged"
+
+
+@pytest.mark.parametrize(
+    ("known", "peers"),
+    [
+        ((), "12 GPUs"),
+        (("000",), "12 GPUs"),
+        (("000", "000"), "12 GPUs"),
+        (("000", "001"), "8 GPUs with part number unknown"),
+    ],
+)
+def test_gpus_of_an_unknown_part_number_count_as_those_of_the_only_known_one(
+    known: tuple[str, ...], peers: str
+) -> None:
+    """`known`: part numbers of the first hosts."""
+    verdicts = relative_verdicts(
+        MEMORY, normal_factors(6, h5=(0.9, 1.0)), {f"h{at}": number for at, number in enumerate(known)}
+    )
+    assert verdicts["h5", "gpu=0"].detail.endswith(f"over {peers}")
+    assert {place for place, item in verdicts.items() if item.verdict == FAIL} == {("h5", "gpu=0")}
 
 
 def test_only_figures_of_memory_are_compared_by_part_number() -> None:
