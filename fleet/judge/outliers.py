@@ -65,12 +65,13 @@ WIRED_FIGURES = (
     "variants.",
 )  # fmt: skip
 """Prefixes of the figures for which the GPUs of a host exchange data. They are compared only between hosts whose GPUs are joined
-in the same way, by NVLinks or PCIe."""
+in the same way, by NVLinks or PCIe. If no NVLink joins some of the GPUs, the data pass PCIe switches, processors or memory of the
+host, so that only hosts of the same product are compared."""
 
 FigureKey = tuple[str, str, str, str, tuple[tuple[str, Value], ...], str]
-"""Model (of the GPU, module or disk; for HOST_FIGURES, also the product of the host), name, stage, kind of scope and settings:
-comparable figures share all of these. The last item is the part number of the GPU; empty if this is unknown or if the figure is
-not of a GPU's memory."""
+"""Model (of the GPU, module or disk; for figures that depend on the host, also its product), name, stage, kind of scope and
+settings: comparable figures share all of these. The last item is the part number of the GPU; empty if this is unknown or if the
+figure is not of a GPU's memory."""
 _ModelKey = tuple[str, str, str, str, tuple[tuple[str, Value], ...]]
 """A FigureKey without the part number."""
 
@@ -229,13 +230,18 @@ class FleetFigures:
         if item.name.startswith(MODULE_READINGS):
             name = view.module_models.get(scope.without("lane"), UNKNOWN_MODULE)
         model = name if name is not None else view.peer_key[0]
-        if item.name.startswith(HOST_FIGURES) and view.product:
+        if view.product and _depends_on_host(view, item.name):
             model = f"{model} in {view.product}"
         part_number = view.part_numbers.get(scope.device, "") if item.name.startswith(MEMORY_FIGURES) else ""
         settings = tuple(self._planned.params(item).items())
         if item.name.startswith(WIRED_FIGURES) and not scope.is_gang:
             settings += (("nvlinks", view.wiring),)
         return model, item.name, item.stage, scope.kind, settings, part_number
+
+
+def _depends_on_host(view: HostView, name: str) -> bool:
+    """Return whether a figure depends on processors, memory or PCIe of the host."""
+    return name.startswith(HOST_FIGURES) or (name.startswith(WIRED_FIGURES) and 0 in view.nvlinks.values())
 
 
 def model_readings(criterion: Criterion) -> tuple[str, ...]:

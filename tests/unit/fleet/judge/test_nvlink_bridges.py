@@ -107,14 +107,15 @@ def test_host_that_lost_a_bridge_fails_among_hosts_that_have_it(model: str, host
     assert found == {("h0", "gpu=0"): action, ("h0", "gpu=1"): action}
 
 
-def wired(host: str, paths: Mapping[tuple[int, int], str]) -> HostView:
-    """Return a host of three GPUs with these paths between them."""
+def wired(host: str, paths: Mapping[tuple[int, int], str], product: str = "") -> HostView:
+    """Return a host of three GPUs with these paths between them. `product`: name of the product, if the host reports it."""
     names = {
         f"gpu={one},peer={two}": paths.get((min(one, two), max(one, two)), "SYS")
         for one, two in itertools.permutations(range(3), 2)
     }
     plan = one_figure_plan("h1", "h2", gpu_count=3)
-    return host_view(plan, host, Metric(name="gpu.peer.link", unit="1", values=names))
+    of_host = [Metric(name="host.system.product", unit="1", values={"host": product})] if product else []
+    return host_view(plan, host, Metric(name="gpu.peer.link", unit="1", values=names), *of_host)
 
 
 @pytest.mark.parametrize("prefix", WIRED_FIGURES)
@@ -128,3 +129,51 @@ def test_figures_that_depend_on_the_paths_between_gpus_are_compared_between_host
     of_gpu = builders.observation("gemm.throughput", 1.0, scope="gpu=0")
     assert figures.key(bridged, item) == figures.key(also_bridged, item) != figures.key(lost, item)
     assert figures.key(bridged, of_gpu) == figures.key(lost, of_gpu)
+
+
+PAIRS = ((0, 1), (0, 2), (1, 2))
+
+
+@pytest.mark.parametrize("scope", ["host", "gpu=0", "gang=r1"])
+@pytest.mark.parametrize("prefix", WIRED_FIGURES)
+@pytest.mark.parametrize(
+    ("paths", "is_within_product"),
+    [
+        ({}, True), (dict.fromkeys(PAIRS, "PIX"), True), (dict.fromkeys(PAIRS, "NODE"), True), ({(0, 1): "NV12"}, True),
+        (dict.fromkeys(PAIRS, "NV18"), False), (dict.fromkeys(PAIRS, "NV4"), False),
+    ],
+)  # fmt: skip
+def test_figures_are_compared_within_a_product_if_no_nvlink_joins_some_gpus_of_the_host(
+    paths: Mapping[tuple[int, int], str], is_within_product: bool, prefix: str, scope: str
+) -> None:
+    one, other, unknown = (wired(host, paths, product) for host, product in (("h1", "X"), ("h2", "Y"), ("h1", "")))
+    same = wired("h2", paths, "X")
+    figures = FleetFigures(Planned(one.plan))
+    item = builders.observation(f"{prefix}throughput", 1.0, scope=scope, unit="1")
+    assert figures.key(one, item) == figures.key(same, item)
+    assert (figures.key(one, item) != figures.key(other, item)) is is_within_product
+    assert (figures.key(one, item) != figures.key(unknown, item)) is is_within_product
+    of_gpu = builders.observation("gemm.throughput", 1.0, scope="gpu=0")
+    assert figures.key(one, of_gpu) == figures.key(other, of_gpu)
+
+
+@pytest.mark.parametrize("slow", [0.3, 0.55, 0.85])
+@pytest.mark.parametrize("name", ["collective.all_reduce.busbw", "training.throughput"])
+def test_hosts_of_a_slower_product_without_nvlink_pass_and_a_slow_host_of_a_product_fails(
+    name: str, slow: float
+) -> None:
+    """Hosts b0 to b2 are of the slower product. Hosts a4 and b2 have half the rate of their product."""
+    hosts = {**{f"a{at}": 1.0 for at in range(5)}, **{f"b{at}": slow for at in range(3)}}
+    hosts["a4"], hosts["b2"] = 0.45, 0.45 * slow
+    plan = one_figure_plan(*hosts, gpu_count=2, rackproof_gpu_model="l40s")
+    path = Metric(name="gpu.peer.link", unit="1", values={"gpu=0,peer=1": "SYS", "gpu=1,peer=0": "SYS"})
+    evidence = {}
+    for host, rate in hosts.items():
+        product = Metric(name="host.system.product", unit="1", values={"host": host[0]})
+        figure = builders.observation(name, 2e10 * rate, scope="host", stage="benchmark", size_bytes=1 << 30)
+        evidence[host] = host_evidence(plan, host, path, product, observations=(figure,))
+    criterion = {"collective.all_reduce.busbw": "busbw-vs-fleet", "training.throughput": "training-vs-fleet"}[name]
+    verdicts = judge(plan, evidence, (pack_of("l40s", criterion),))
+    judged = {item.host: item.verdict for item in verdicts if item.criterion == criterion}
+    assert {host for host, verdict in judged.items() if verdict == FAIL} == {"a4", "b2"}
+    assert judged.keys() == hosts.keys()
