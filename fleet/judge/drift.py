@@ -234,7 +234,7 @@ def with_drift_time(view: HostView, verdict: Verdict) -> Verdict:
 
 def _describe_drop(start_s: float, end_s: float | None, lowest: float) -> str:
     period = f"from {format_clock(start_s)} " + ("on" if end_s is None else f"to {format_clock(end_s)}")
-    if lowest >= 1:  # the limit is above 1, because the rates of the other parts rose
+    if lowest >= 1:  # the criterion has a limit above 1
         return period
     return f"{period}, at least {(1 - lowest) * 100:.1f} % below its level at the start of the soak"
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fleet.judge.criteria import Criterion
+from fleet.judge.drift import is_drift
 from fleet.judge.evidence import Planned
 from fleet.judge.finding import FLOORS
 from fleet.judge.host_view import HostView
@@ -154,8 +155,13 @@ class FleetFigures:
         return {item: observation for item, observation in latest.items() if item[0][0] != UNKNOWN_MODULE}
 
     def add_figures(self, key: FigureKey, scope: str, numbers: Sequence[float]) -> None:
-        """Add the figures that one or more hosts have for this key and scope."""
+        """Add the figures that one or more hosts have for this key and scope.
+
+        A drift above 1 counts as 1: the rate did not fall. How far it is above 1 depends on how much the rate varies.
+        """
         self._peers.clear()
+        if is_drift(key[1]):
+            numbers = [min(number, 1.0) for number in numbers]
         parsed = Scope.parse(scope)
         if parsed.is_gang:
             # Every member of a gang reports the same figure of the gang. Count it once.

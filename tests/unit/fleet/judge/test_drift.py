@@ -35,6 +35,7 @@ from schemas.timeline import Series, Soak, Timeline
 from schemas.times import format_span
 from tests import builders
 from tests.unit.fleet.judge.small_fleet import criterion, host_evidence, one_figure_plan, pack
+from tests.unit.fleet.judge.test_stated import pack_of
 
 RATE = "stress.throughput"
 HOUR = 3600.0
@@ -185,7 +186,7 @@ def test_drop_of_a_rate_that_varies_begins_near_the_fall(seed: int) -> None:
 
 
 def test_drop_below_a_limit_above_1_has_a_time_only_if_it_exceeds_the_noise() -> None:
-    """The fleet's limit is above 1 if the rates of the other GPUs rose. A rate that rose less is then below the limit.
+    """A criterion may require that a rate rises.
 
     The first rate is noisy and gets no time. The last rate is steady and gets a time.
     """
@@ -487,3 +488,33 @@ def test_judge_reports_an_incomplete_soak() -> None:
     with_lost_rounds = judge(SOAKING, {"h1": soaked_host(replace(COMPLETE, cut=9)).evidence}, [pack()])
     expected_text = "9 of 19 rounds were interrupted because their supervisor process ended, for an unknown reason"
     assert expected_text in [item.reason for item in with_lost_rounds]
+
+
+def slower_than_the_fleet(*drifts: float) -> list[int]:
+    """Return the indices of the GPUs, one for each of `drifts`, that fail the comparison of their drift with the fleet."""
+    plan = one_figure_plan(gpu_count=len(drifts), rackproof_gpu_model="h200-sxm")
+    observations = [
+        builders.observation(f"drift.{RATE}", drift, scope=f"gpu={at}", stage=SOAK) for at, drift in enumerate(drifts)
+    ]
+    rule = pack_of("h200-sxm", "drift-stress-vs-fleet")
+    verdicts = judge(plan, {"h1": host_evidence(plan, observations=tuple(observations))}, (rule,))
+    judged = [item for item in verdicts if item.criterion == "drift-stress-vs-fleet"]
+    assert len(judged) == len(drifts)
+    return [int(item.scope.partition("=")[2]) for item in judged if item.verdict == FAIL]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("buckets", "noisy", "steady"), [(9, 0.03, 0.0025), (13, 0.03, 0.002), (24, 0.03, 0.004)])
+def test_gpu_whose_rate_did_not_fall_passes_beside_gpus_whose_rates_vary_more(
+    buckets: int, noisy: float, steady: float, seed: int
+) -> None:
+    drifts = [simulated(10 * seed + at, buckets, noisy if at < 5 else steady) for at in range(8)]
+    assert slower_than_the_fleet(*drifts) == []
+
+
+@pytest.mark.parametrize("others", [(1.0,) * 7, (1.2,) * 7, (1.0, 1.1, 1.2, 1.3, 1.0, 0.99, 1.0), (0.97,) * 7])
+@pytest.mark.parametrize("fall", [0.03, 0.2])
+def test_gpu_whose_rate_fell_further_than_those_of_the_others_fails(fall: float, others: tuple[float, ...]) -> None:
+    expected = min(1.0, statistics.median(others)) - fall
+    assert slower_than_the_fleet(*others, expected) == [7]
+    assert slower_than_the_fleet(*others, min(1.0, statistics.median(others)) - 0.015) == []
