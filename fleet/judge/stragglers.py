@@ -1,8 +1,12 @@
 """Explain stragglers in data-parallel training.
 
-A criterion that compares a rank with the fleet (`vs_fleet`) decides that the rank computes too long. This module adds the rank
-and the cause to the failure. Causes are readings of the rank's GPU, or of its host's CPU, that differ from the median over the
-rank's peers during the measured training steps. This module may change the action of the verdict, but never its result.
+A criterion that compares a rank with the fleet (`vs_fleet`) finds that the rank computes longer than its limit allows. This
+module adds the rank and the cause to the failure. Causes are readings of the rank's GPU, or of its host's CPU, that differ from
+the median over the rank's peers during the measured training steps.
+
+The processors of the host launch the kernels of a step. If they take so long that the GPU waits for them, the compute time shows
+the speed of the processors. It then says nothing against the GPU, and processors of healthy hosts differ. So a rank whose longer
+launching explains its compute time passes up to a higher limit (MAX_LAUNCH_BOUND). Beyond that limit, the host fails.
 """
 
 from __future__ import annotations
@@ -10,41 +14,38 @@ from __future__ import annotations
 import statistics
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from fleet.judge.host_view import HostView
+from fleet.judge.straggler_signs import (
+    CPU_LIMIT_SIGNS,
+    GPU_SIGNS,
+    HOST_SIGNS,
+    LAUNCH_BOUND_SHARE,
+    MIN_DEVIATION,
+    SHORTAGE_SIGNS,
+    SLOW_GPU_SIGNS,
+    Figures,
+    milliseconds,
+    rank_and_peers,
+    signs,
+)
+from fleet.quantities import SIGNS, format_pair
 from schemas.records import MEASURED, Observation
-from schemas.reports import FAIL, Verdict
+from schemas.reports import FAIL, PASS, Verdict
+from schemas.scopes import HOST
 
 NAME = "straggler.compute"
-MIN_DEVIATION = 0.05
-"""Smallest relevant difference from the peers' median, as a fraction of the median: the clocks of healthy GPUs differ by less.
-It is also the smallest relevant difference between two shares of time, and the smallest relevant wait, as a fraction of the time
-that the rank computes."""
-MIN_HOTTER_K = 10.0
-"""Kelvin above the peers' median from which a GPU counts as hotter."""
-MIN_MORE_PRESSURE = 0.2
-"""A host counts as short of processors if its share of time with CPU pressure exceeds the peers' median by more than this."""
-LAUNCH_BOUND_SHARE = 0.9
-"""If the host launches kernels for more than this share of the compute time, the GPU waits for the host."""
-REASONS: Mapping[str, str] = {
-    "hw_thermal": "thermal slowdown (hardware)",
-    "sw_thermal": "thermal slowdown (software)",
-    "hw_power_brake": "power brake",
-    "hw_slowdown": "hardware slowdown",
-}
-"""NVML's clock event reason, as in the parameter `reason` of `straggler.throttled_share` -> the reason in words."""
-POWER_CAP = "power_cap"
-"""The clock event reason for a GPU at its power limit. It is not in REASONS, because healthy GPUs also run at this limit."""
+MAX_LAUNCH_BOUND = 1.33
+"""Highest compute time of a rank that waits for its host's launches, divided by the median of its peers. For healthy H100 and
+H200 in virtual machines, this ratio is 0.89 to 1.13 (measured). nvidia-resiliency-ext reports a rank whose speed is
+below 75 % of that of the fastest rank."""
+MIN_RANKS = 3
+"""A rank is also compared with the ranks of its own host if the host has at least this many, as for a median of the fleet."""
 
-Figures = Mapping[str, float]
-"""Name of a figure -> its value. The name is the last part of the observation's name, such as `clock`; for a share of time with a
-clock event reason, the reason follows: `throttled_share hw_thermal`."""
 Kind = tuple[str, str]
 """GPU model and stage."""
-Sign = Callable[[Figures, Figures], str]
-"""A function from the rank's figures and the peers' medians to a deviation in words, or an empty string."""
 
 
 class RankFigures:
@@ -119,7 +120,8 @@ def with_straggler_causes(
 
     The delay is the time that the other ranks wait for the rank.
 
-    The action becomes `configure` if a limit on the rank's CPU explains the delay and no reading of its GPU deviates.
+    The action becomes `configure` if a limit on the rank's CPU explains the delay and no reading of its GPU deviates. If longer
+    launching explains the compute time, the failure is attributed to the host; or it becomes a pass (`_is_usual_launching`).
 
     Args:
         views: the hosts of the verdicts.
@@ -163,16 +165,69 @@ def _explain(view: HostView, verdict: Verdict, known: RankFigures, views: Iterab
     figures = _figures_of(view).get(kind, {}).get(verdict.scope, {})
     own, usual = {**figures, "compute": float(verdict.value or 0)}, known.peer_medians(kind, figures)
     launch_medians = _medians(_launch_series(view, kind, views), figures)
-    gpu_signs = _signs(GPU_SIGNS, own, usual)
-    cpu_limits = _signs(CPU_LIMIT_SIGNS, own, usual)
-    causes = [*gpu_signs, *cpu_limits, *_signs(HOST_SIGNS, own, usual)]
+    gpu_signs = signs(GPU_SIGNS, own, usual)
+    cpu_limits = signs(CPU_LIMIT_SIGNS, own, usual)
+    causes = [*gpu_signs, *cpu_limits, *signs(HOST_SIGNS, own, usual)]
     why = "; ".join(causes) or "no reading of its GPU or its host's CPU during the training steps explains this"
     text = f"{_rank_name(view, verdict)} computes {_longer(own, usual)}{_delay(own, launch_medians)}: {why}"
+    of_host = [each for scope, each in _figures_of(view).get(kind, {}).items() if scope != verdict.scope]
+    is_of_host = not signs(SLOW_GPU_SIGNS, own, usual) and _explains(verdict, own, usual, of_host)
+    if is_of_host and _is_usual_launching(own, usual):
+        return _passed(verdict, text, own, usual)
     return replace(
         verdict,
         reason=f"{text}; {verdict.reason}",
         detail="; ".join(filter(None, (text, verdict.detail))),
         action="configure" if cpu_limits and not gpu_signs else verdict.action,
+        part=HOST if is_of_host else verdict.part,
+        serial="" if is_of_host else verdict.serial,
+    )
+
+
+def _explains(verdict: Verdict, own: Figures, usual: Figures, of_host: Sequence[Figures]) -> bool:
+    """Return whether the rank would meet the limit if launching took no longer than on its peers.
+
+    The peers are all ranks of the fleet, and also the other ranks of its host (`of_host`) if they are enough. The limit is the
+    same share of both medians.
+    """
+    if not isinstance(verdict.limit, int | float) or not usual.get("compute") or not _extra_launch(own, usual):
+        return False
+    share = verdict.limit / usual["compute"]
+    medians = [usual]
+    if len(of_host) >= MIN_RANKS - 1:
+        medians.append({name: statistics.median(each[name] for each in of_host if name in each) for name in of_host[0]})
+    return all(own["compute"] - _extra_launch(own, peers) <= share * peers.get("compute", 0.0) for peers in medians)
+
+
+def _extra_launch(own: Figures, usual: Figures) -> float:
+    """Return by how many seconds launching takes longer than on the peers; 0 if not, or if the GPU does not wait for it."""
+    mine, others = rank_and_peers("launch", own, usual)
+    return max(0.0, mine - others) if others and mine > LAUNCH_BOUND_SHARE * own["compute"] else 0.0
+
+
+def _is_usual_launching(own: Figures, usual: Figures) -> bool:
+    """Return whether the processors of the host launch the kernels as slowly as those of a healthy host may.
+
+    The compute time is at most MAX_LAUNCH_BOUND of the median, nothing limits the rank's CPU time, and the host has free
+    processors.
+    """
+    is_short = signs(SHORTAGE_SIGNS, own, usual)
+    return own["compute"] <= MAX_LAUNCH_BOUND * usual["compute"] and not is_short
+
+
+def _passed(verdict: Verdict, text: str, own: Figures, usual: Figures) -> Verdict:
+    """Return the verdict as a pass below the limit for ranks that wait for the launches of their hosts."""
+    limit = MAX_LAUNCH_BOUND * usual["compute"]
+    found, wanted = format_pair(own["compute"], limit, verdict.unit)
+    detail = f"{text}; such a rank may take {MAX_LAUNCH_BOUND * 100:.0f} % of the median of its peers"
+    return replace(
+        verdict,
+        verdict=PASS,
+        limit=limit,
+        reason=f"found {found}, wanted {SIGNS[verdict.operator]} {wanted} ({detail})",
+        detail=detail,
+        action="none",
+        severity="",
     )
 
 
@@ -199,98 +254,4 @@ def _delay(own: Figures, launch_medians: Figures) -> str:
     if wait < MIN_DEVIATION * own["compute"] or wait < 2 * own.get("wait", 0.0):
         return ""
     share = own.get("last_share", 0.0)
-    return f" (the other ranks wait {_ms(wait)} a step; this rank is last in {share * 100:.0f} % of the steps)"
-
-
-def _signs(signs: Iterable[Sign], own: Figures, usual: Figures) -> list[str]:
-    return [text for sign in signs if (text := sign(own, usual))]
-
-
-def _rank_and_peers(name: str, own: Figures, usual: Figures) -> tuple[float, float]:
-    """Return the value of a figure on the rank, and its median over the peers; 0 in place of a number that is not reported."""
-    return own.get(name, 0.0), usual.get(name, 0.0)
-
-
-def _clock(own: Figures, usual: Figures) -> str:
-    mine, others = _rank_and_peers("clock", own, usual)
-    if not 0 < mine < others * (1 - MIN_DEVIATION):
-        return ""
-    share, _ = _rank_and_peers(f"throttled_share {POWER_CAP}", own, usual)
-    capped = share > MIN_DEVIATION and "power" in own and "power" in usual
-    why = (
-        f" because of its power limit (it drew {own['power']:.0f} W, its peers {usual['power']:.0f} W)"
-        if capped
-        else ""
-    )
-    return f"its SM clock was {mine / 1e6:.0f} MHz (peers: {others / 1e6:.0f} MHz){why}"
-
-
-def _throttled(own: Figures, usual: Figures) -> str:
-    shares = {words: _rank_and_peers(f"throttled_share {reason}", own, usual) for reason, words in REASONS.items()}
-    texts = [
-        f"{words} active for {mine * 100:.0f} % of the time"
-        for words, (mine, others) in shares.items()
-        if mine > others + MIN_DEVIATION
-    ]
-    return ", ".join(texts)
-
-
-def _temperature(own: Figures, usual: Figures) -> str:
-    mine, others = _rank_and_peers("temperature", own, usual)
-    return f"its GPU was at {mine:.0f} °C (peers: {others:.0f} °C)" if others and mine > others + MIN_HOTTER_K else ""
-
-
-def _quota(own: Figures, usual: Figures) -> str:
-    mine, others = _rank_and_peers("cpu_throttled_share", own, usual)
-    is_stopped = mine > others + MIN_DEVIATION
-    return f"the CPU quota of its cgroup stopped it in {mine * 100:.0f} % of the quota periods" if is_stopped else ""
-
-
-def _cpus(own: Figures, usual: Figures) -> str:
-    mine, others = _rank_and_peers("cpus", own, usual)
-    return f"the rank may use {mine:.0f} of its host's processors, its peers {others:.0f}" if 0 < mine < others else ""
-
-
-def _launch(own: Figures, usual: Figures) -> str:
-    """Return in words that launching kernels is slow, if it takes almost all of the compute time; otherwise an empty string."""
-    mine, others = _rank_and_peers("launch", own, usual)
-    bound = mine > LAUNCH_BOUND_SHARE * own["compute"] and mine > others * (1 + MIN_DEVIATION)
-    return (
-        f"its GPU waits for the CPU: launching kernels takes {_ms(mine)} a step (peers: {_ms(others)})"
-        if bound and others
-        else ""
-    )
-
-
-def _cpu_wait(own: Figures, usual: Figures) -> str:
-    mine, others = _rank_and_peers("cpu_wait", own, usual)
-    much = mine > MIN_DEVIATION * own["compute"] and mine > 2 * others
-    return f"its threads wait {_ms(mine)} a step for a processor (peers: {_ms(others)})" if much else ""
-
-
-def _pressure(own: Figures, usual: Figures) -> str:
-    mine, others = _rank_and_peers("cpu_pressure", own, usual)
-    busy = mine > others + MIN_MORE_PRESSURE
-    return (
-        f"its host was short of processors for {mine * 100:.0f} % of the time (peers: {others * 100:.0f} %)"
-        if busy
-        else ""
-    )
-
-
-def _cpu_time(own: Figures, usual: Figures) -> str:
-    """Return in words that the rank needs much more CPU time than its peers; empty if not, or if the GPU limits the step time."""
-    mine, others = _rank_and_peers("cpu_time", own, usual)
-    is_host_bound = "launch" not in own or own["launch"] > LAUNCH_BOUND_SHARE * own["compute"]
-    is_slower = is_host_bound and 0 < others * 1.2 < mine
-    return f"the rank needs {_ms(mine)} of CPU time a step (peers: {_ms(others)})" if is_slower else ""
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms"
-
-
-GPU_SIGNS: Sequence[Sign] = (_clock, _throttled, _temperature)
-CPU_LIMIT_SIGNS: Sequence[Sign] = (_quota, _cpus)
-"""Signs that a setting limits the rank's CPU time, so that no part is faulty."""
-HOST_SIGNS: Sequence[Sign] = (_launch, _cpu_wait, _cpu_time, _pressure)
+    return f" (the other ranks wait {milliseconds(wait)} a step; this rank is last in {share * 100:.0f} % of the steps)"

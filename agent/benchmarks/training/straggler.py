@@ -10,8 +10,8 @@ after the backward pass, and each rank times the two parts with its own clock:
 
 Two effects of DDP are not measured: that computing and communication overlap (so these steps take longer than DDP's), and that
 computing and communication slow each other down. The network is that of the benchmark `transformer`, with its tokens in device
-memory. As in real training, the network is so large that the GPU limits the speed, and not the launch of kernels. On GPUs
-`straggler.launch` reports how long the host needed to launch the kernels.
+memory. On GPUs `straggler.launch` reports how long the host needed to launch the kernels. If that takes most of the compute time,
+the processors of the host limit the speed, and not the GPU alone.
 
 Each reported time, except `straggler.cpu_wait`, is a mean without the highest and the lowest 5 % of the values of all steps: a
 single delay does not affect it, but a disturbance in every tenth step does. `straggler.cpu_wait` and the figures that are not

@@ -91,18 +91,18 @@ def test_verdict_names_the_straggler_before_the_cause() -> None:
         ({"throttled_share hw_slowdown": 0.5, "throttled_share sw_thermal": 0.4},
          "thermal slowdown (software) active for 40 % of the time, hardware slowdown active for 50 % of the time"),
         ({"temperature": 70.5}, "its GPU was at 70 °C (peers: 60 °C)"), ({"temperature": 70.0}, NO_CAUSE),
-        ({"launch": 0.028}, "its GPU waits for the CPU: launching kernels takes 28 ms a step (peers: 10 ms)"),
-        ({"launch": 0.027}, NO_CAUSE),
+        ({"launch": 0.0181}, "its GPU waits for the CPU: launching kernels takes 18.1 ms a step (peers: 10 ms)"),
+        ({"launch": 0.018}, NO_CAUSE),
         ({"cpu_wait": 0.0016}, "its threads wait 1.6 ms a step for a processor (peers: 0 ms)"), ({"cpu_wait": 0.0015}, NO_CAUSE),
         ({"cpu_pressure": 0.21}, "its host was short of processors for 21 % of the time (peers: 0 %)"),
         ({"cpu_pressure": 0.2}, NO_CAUSE),
         ({"cpu_time": 0.0121, "launch": None}, "the rank needs 12.1 ms of CPU time a step (peers: 10 ms)"),
-        ({"cpu_time": 0.012, "launch": None}, NO_CAUSE), ({"cpu_time": 0.09, "launch": 0.027}, NO_CAUSE),
+        ({"cpu_time": 0.012, "launch": None}, NO_CAUSE), ({"cpu_time": 0.09, "launch": 0.018}, NO_CAUSE),
         ({"cpu_time": 0.0121, "launch": 0.0271},
          "its GPU waits for the CPU: launching kernels takes 27.1 ms a step (peers: 10 ms); "
          "the rank needs 12.1 ms of CPU time a step (peers: 10 ms)"),
         *(({name: None}, NO_CAUSE) for name in USUAL if name != "compute"),
-        ({"cpus": 16.0}, NO_CAUSE), ({"cpus": 0.0}, NO_CAUSE), ({"cpus": 17.0}, NO_CAUSE),
+        *(({"cpus": number, "cpu_wait": None}, NO_CAUSE) for number in (0.0, 16.0, 17.0)),
     ],
 )  # fmt: skip
 def test_condition_is_the_cause_only_if_it_deviates_enough_from_the_peers(
@@ -116,7 +116,8 @@ def test_condition_is_the_cause_only_if_it_deviates_enough_from_the_peers(
 @pytest.mark.parametrize(
     ("peers", "own"),
     [
-        ({"temperature": None}, {"temperature": 90.0}), ({"launch": None}, {"launch": 0.029}), ({"cpus": None}, {"cpus": 1.0}),
+        ({"temperature": None}, {"temperature": 90.0}), ({"launch": None}, {"launch": 0.029}),
+        ({"cpus": None}, {"cpus": 1.0, "cpu_wait": None}),
         ({"cpu_time": None}, {"cpu_time": 9.0, "launch": None}), ({"clock": None}, {"clock": 1.0}),
         ({"launch": 0.028}, {"launch": 0.029}), ({"cpu_wait": 0.01}, {"cpu_wait": 0.02}),
         ({"cpu_pressure": 0.2}, {"cpu_pressure": 0.4}),
@@ -141,7 +142,7 @@ def test_cpu_wait_and_launch_time_are_causes_only_above_their_limits() -> None:
 
 
 def test_causes_on_the_gpu_are_listed_first() -> None:
-    verdict = annotate(cpu_pressure=0.5, cpus=4.0, temperature=80.0)
+    verdict = annotate(cpu_pressure=0.5, cpus=4.0, temperature=80.0, cpu_wait=None)
     assert verdict.detail.partition(": ")[2] == (
         "its GPU was at 80 °C (peers: 60 °C); the rank may use 4 of its host's processors, its peers 16; "
         "its host was short of processors for 50 % of the time (peers: 0 %)"
@@ -151,9 +152,10 @@ def test_causes_on_the_gpu_are_listed_first() -> None:
 @pytest.mark.parametrize(
     ("own", "action"),
     [
-        ({"cpus": 4.0}, "configure"), ({"cpu_throttled_share": 0.06}, "configure"),
+        ({"cpus": 4.0, "cpu_wait": 0.002}, "configure"), ({"cpus": 4.0, "cpu_wait": None}, "configure"),
+        ({"cpus": 4.0, "cpu_wait": 0.001}, "inspect_hardware"), ({"cpu_throttled_share": 0.06}, "configure"),
         ({"cpu_throttled_share": 0.05}, "inspect_hardware"),
-        ({"cpus": 4.0, "temperature": 90.0}, "inspect_hardware"), ({"cpu_pressure": 0.9}, "inspect_hardware"),
+        ({"cpus": 4.0, "cpu_wait": None, "temperature": 90.0}, "inspect_hardware"), ({"cpu_pressure": 0.9}, "inspect_hardware"),
     ],
 )  # fmt: skip
 def test_action_is_configure_if_only_a_configured_cpu_limit_is_the_cause(own: dict[str, Any], action: str) -> None:

@@ -8,13 +8,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
+import statistics
 import subprocess
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -34,7 +38,7 @@ from fleet.planning.plan import make_plan
 from schemas.plans import Plan
 from schemas.records import ERROR, UNSUPPORTED, Observation, Rank, Record
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
-from tests import builders, ranks
+from tests import ROOT, builders, ranks
 from tests.unit.agent.benchmarks.test_benchmarks import observations, request
 
 PACKS = read_packs([])
@@ -149,26 +153,29 @@ CAPPED = {"compute": 0.0207, "wait": 0.0, "last_share": 1.0, "clock": 1.4e9, "po
 
 
 @pytest.mark.parametrize(
-    ("figures", "reported", "action"),
+    ("figures", "reported", "action", "part"),
     [
         pytest.param(
             HOT,
             "its SM clock was 1200 MHz (peers: 1900 MHz); thermal slowdown (hardware) active for 80 % of the time; "
             "its GPU was at 88 °C (peers: 58 °C)",
             "inspect_hardware",
+            "gpu=1",
             id="hot",
         ),
         pytest.param(
             CAPPED,
             "its SM clock was 1400 MHz (peers: 1900 MHz) because of its power limit (it drew 400 W, its peers 675 W)",
             "inspect_hardware",
+            "gpu=1",
             id="capped",
         ),
         pytest.param(
             QUOTA,
-            "the CPU quota of its cgroup stopped it in 100 % of the quota periods; "
-            "its threads wait 10.9 ms a step for a processor (peers: 0.001 ms)",
+            "the CPU quota of its cgroup stopped it in 100 % of the quota periods; its GPU waits for the CPU: launching kernels "
+            "takes 14.8 ms a step (peers: 6.7 ms); its threads wait 10.9 ms a step for a processor (peers: 0.001 ms)",
             "configure",
+            "host",
             id="quota",
         ),
         pytest.param(
@@ -176,6 +183,7 @@ CAPPED = {"compute": 0.0207, "wait": 0.0, "last_share": 1.0, "clock": 1.4e9, "po
             "the rank may use 1 of its host's processors, its peers 64; its GPU waits for the CPU: launching kernels takes "
             "18.1 ms a step (peers: 6.7 ms); its threads wait 11 ms a step for a processor (peers: 0.001 ms)",
             "configure",
+            "host",
             id="pinned",
         ),
         pytest.param(
@@ -183,17 +191,19 @@ CAPPED = {"compute": 0.0207, "wait": 0.0, "last_share": 1.0, "clock": 1.4e9, "po
             "its GPU waits for the CPU: launching kernels takes 18.1 ms a step (peers: 6.7 ms); its threads wait 9 ms "
             "a step for a processor (peers: 0.001 ms); its host was short of processors for 90 % of the time (peers: 0 %)",
             "inspect_hardware",
+            "host",
             id="busy",
         ),
         pytest.param(
             {"compute": 0.0207, "wait": 0.0, "last_share": 1.0},
             "no reading of its GPU or its host's CPU during the training steps explains this",
             "inspect_hardware",
+            "gpu=1",
             id="unexplained",
         ),
     ],
 )
-def test_straggler_is_reported_with_its_cause(figures: Any, reported: str, action: str) -> None:
+def test_straggler_is_reported_with_its_cause(figures: Any, reported: str, action: str, part: str) -> None:
     plan = straggler_plan()
     slow = figures["compute"] - 0.0158
     waiting = {("gang", host, scope): {"wait": slow} for host in ("h1", "h2") for scope in ("gpu=0", "gpu=1")}
@@ -206,7 +216,8 @@ def test_straggler_is_reported_with_its_cause(figures: Any, reported: str, actio
         in straggler.reason
     )
     assert straggler.reason.partition("): ")[2].partition("; found ")[0] == reported
-    assert (straggler.action, straggler.serial) == (action, "h2-1")
+    assert (straggler.action, straggler.part_scope) == (action, part)
+    assert straggler.serial == ("h2-1" if part == "gpu=1" else ""), "the serial is that of the part at fault"
     assert (
         straggler.detail
         == f"{straggler.reason.partition('; found ')[0]}; the limit is 110 % of the fleet's median 15.99 ms over 4 GPUs"
@@ -231,6 +242,135 @@ def test_each_slow_rank_is_reported() -> None:
         ("gang", "h2", "gpu=1"),
         ("gang", "h3", "gpu=0"),
     ]
+
+
+REAL = [path for path in sorted((ROOT / "docs/measurements").glob("*/hosts/*.json")) if "slowed" not in str(path)]
+"""Records of healthy hosts. Their CPUs launch kernels for 66 to 92 % of the compute time."""
+
+
+@cache
+def real_ranks(model: str) -> list[list[dict[str, float]]]:
+    """Return for each healthy host with GPUs of this model the figures of its ranks: name without `straggler.` -> value."""
+    hosts = []
+    for path in REAL:
+        ranks_of_host: dict[str, dict[str, float]] = defaultdict(dict)
+        for item in json.loads(path.read_text())["observations"] if path.parts[-3].startswith(model) else ():
+            name = item["name"].removeprefix("straggler.")
+            if name in FIGURES and item["name"] != name and item["status"] == "measured":
+                ranks_of_host[item["scope"]][name] = item["value"]
+        hosts += [[*ranks_of_host.values()]] if ranks_of_host else []
+    return hosts
+
+
+def real_fleet(
+    seed: int, model: str, hosts: int, gpu_count: int, stage: str = "benchmark"
+) -> tuple[Plan, dict[tuple[str, str, str], dict[str, float]]]:
+    """Return a plan and the figures of its ranks, for `straggler_evidence`.
+
+    Each host is a copy of a random real one. Its ranks differ from those of the real host by up to 1.5 %.
+    """
+    chance = random.Random(seed)  # noqa: S311 - reproducible
+    plan = straggler_plan(*(f"h{at}" for at in range(hosts)), gpu_count=gpu_count)
+    over = {}
+    for host in plan.hosts:
+        of_host = chance.choice(real_ranks(model))
+        for at, scope in enumerate(host.scopes):
+            factor = chance.uniform(0.985, 1.015)
+            figures = of_host[at % len(of_host)]
+            over[stage, host.name, scope] = {
+                name: value * factor if name in ("compute", "launch") else value for name, value in figures.items()
+            }
+    return plan, over
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("stage", ["benchmark", "gang"])
+@pytest.mark.parametrize("model", ["h100", "h200"])
+@pytest.mark.parametrize(("hosts", "gpu_count"), [(3, 1), (3, 4), (8, 1), (8, 8), (24, 2)])
+def test_healthy_hosts_whose_processors_differ_in_speed_pass(
+    hosts: int, gpu_count: int, model: str, stage: str, seed: int
+) -> None:
+    plan, over = real_fleet(seed, model, hosts, gpu_count, stage)
+    assert failed_ranks(straggler_verdicts(plan, straggler_evidence(plan, over))) == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("model", ["h100", "h200"])
+@pytest.mark.parametrize(("hosts", "gpu_count"), [(6, 1), (3, 4), (8, 8), (24, 2)])
+def test_slow_gpu_is_found_among_hosts_whose_processors_differ_in_speed(
+    hosts: int, gpu_count: int, model: str, seed: int
+) -> None:
+    """The GPU takes as much longer as one that needs 1.3 times the median for its kernels. Launching takes as long as before."""
+    plan, over = real_fleet(seed, model, hosts, gpu_count)
+    median = statistics.median(figures["compute"] for figures in over.values())
+    slow = over["benchmark", "h1", "gpu=0"]
+    slow["compute"] = 1.3 * max(median, slow["compute"])
+    (straggler,) = (item for item in straggler_verdicts(plan, straggler_evidence(plan, over)) if item.verdict == FAIL)
+    assert (straggler.host, straggler.part_scope, straggler.action) == ("h1", "gpu=0", "inspect_hardware")
+
+
+LAUNCHING = {"compute": 0.0195, "launch": 0.0165}
+"""A healthy rank that computes 1.22 times as long as the others, because launching takes 2.5 times as long."""
+
+
+@pytest.mark.parametrize(
+    ("figures", "expected"),
+    [
+        (LAUNCHING, (PASS, "gpu=1", "none")),
+        ({**LAUNCHING, "temperature": 75}, (PASS, "gpu=1", "none")),
+        ({**LAUNCHING, "cpus": 16}, (PASS, "gpu=1", "none")),
+        ({"compute": 0.0209, "launch": 0.019}, (PASS, "gpu=1", "none")),
+        ({"compute": 0.0215, "launch": 0.019}, (FAIL, "host", "inspect_hardware")),
+        ({"compute": 0.08, "launch": 0.078}, (FAIL, "host", "inspect_hardware")),
+        ({**LAUNCHING, "cpu_wait": 0.002}, (FAIL, "host", "inspect_hardware")),
+        ({**LAUNCHING, "cpu_pressure": 0.5}, (FAIL, "host", "inspect_hardware")),
+        ({**LAUNCHING, "cpu_throttled_share": 0.5}, (FAIL, "host", "configure")),
+        ({**LAUNCHING, "clock": 1.5e9}, (FAIL, "gpu=1", "inspect_hardware")),
+        ({**LAUNCHING, "hw_thermal": 0.5}, (FAIL, "gpu=1", "inspect_hardware")),
+        ({"compute": 0.0195, "launch": 0.0067}, (FAIL, "gpu=1", "inspect_hardware")),
+        ({"compute": 0.0195, "launch": 0.0116}, (FAIL, "gpu=1", "inspect_hardware")),
+        ({"compute": 0.0260, "launch": 0.0157}, (FAIL, "host", "inspect_hardware")),
+        ({"compute": 0.0275, "launch": 0.0166}, (FAIL, "gpu=1", "inspect_hardware")),
+    ],
+)
+def test_rank_passes_a_higher_limit_only_if_launching_alone_explains_its_compute_time(
+    figures: dict[str, float], expected: tuple[str, str, str]
+) -> None:
+    plan = straggler_plan()
+    verdicts = straggler_verdicts(plan, straggler_evidence(plan, {("gang", "h2", "gpu=1"): figures}))
+    (of_rank,) = (item for item in verdicts if (item.stage, item.host, item.scope) == ("gang", "h2", "gpu=1"))
+    assert (of_rank.verdict, of_rank.part_scope, of_rank.action) == expected
+    if of_rank.verdict == PASS:
+        assert of_rank.severity == ""
+        assert isinstance(of_rank.limit, float)
+        assert of_rank.limit == pytest.approx(1.33 * 0.0158, rel=0.02)
+        assert "its GPU waits for the CPU: launching kernels takes" in of_rank.detail
+        assert "such a rank may take 133 % of the median of its peers" in of_rank.reason
+
+
+@pytest.mark.parametrize(("ranks_of_host", "is_found"), [(2, False), (3, True), (8, True)])
+def test_slow_gpu_of_a_host_that_launches_slowly_is_found_beside_the_other_gpus_of_the_host(
+    ranks_of_host: int, is_found: bool
+) -> None:
+    plan = straggler_plan("h1", "h2", "h3", gpu_count=ranks_of_host)
+    scopes = [("benchmark", "h2", f"gpu={at}") for at in range(ranks_of_host)]
+    over = {scope: {"compute": 0.0182, "launch": 0.0150} for scope in scopes}
+    for compute, fails in ((0.0195, False), (0.0206, is_found)):  # 7 and 13 % longer than the other GPUs of the host
+        over[scopes[0]] = {"compute": compute, "launch": 0.0150}
+        verdicts = straggler_verdicts(plan, straggler_evidence(plan, over))
+        assert failed_ranks(verdicts) == ([scopes[0]] if fails else [])
+        assert not [item for item in verdicts if item.verdict == FAIL and item.part]
+
+
+@pytest.mark.parametrize("name", ["launch", "cpu_wait"])
+def test_rank_without_the_figure_that_shows_the_cause_has_the_usual_limit(name: str) -> None:
+    plan = straggler_plan()
+    evidence = straggler_evidence(plan, {("gang", "h2", "gpu=1"): {**LAUNCHING, "cpus": 1}})
+    assert failed_ranks(straggler_verdicts(plan, evidence)) == []
+    evidence["h2"] = builders.with_observations(
+        evidence["h2"], make_unmeasured(f"straggler.{name}", UNSUPPORTED), gang=True
+    )
+    assert failed_ranks(straggler_verdicts(plan, evidence)) == [("gang", "h2", "gpu=1")]
 
 
 def test_two_gpus_are_not_compared() -> None:
