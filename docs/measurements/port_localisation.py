@@ -134,7 +134,7 @@ def expected(injection: Injection, fleet: Fleet, names: Sequence[str]) -> Part:
         return kind, f"{' - '.join(sorted((host, other)))} rail {rail}"
     if kind == "switch":
         return kind, f"0x51400000{cabling_values(number, fleet.hosts_per_leaf)['pod_guid']}00{rail:02x}"
-    return kind, f"rail {rail}" if kind == "rail" else f"{host} rail {rail}"
+    return kind, f"{rail}" if kind == "rail" else f"{host} rail {rail}"  # the report says `suspect rail 1`
 
 
 def suspects(verdict: Verdict) -> Iterator[Part]:

@@ -2,14 +2,15 @@
 
 Other conditions, such as air temperature, benchmark version or power limit, are often the same for all hosts of a run. Therefore
 all runs of a week under one driver count as one value, however many hosts they have. The scatter of these values decides
-whether a change is significant. A linear trend is fitted together with the step, so that a slow drift is not attributed to the
-driver:
+whether a change is significant. Only the runs within WINDOW_DAYS of the first run of a host under the new driver count: over that
+time, a season is nearly a straight line. A linear trend is fitted together with the step, so that neither a season nor a slow
+drift is attributed to the driver:
 
     y = a + b * week + c * (1 under the new driver, else 0)
 
 y is the median of all measurements of a week under one driver. Each measurement counts as its logarithm minus the level of its
-host. This level is halfway between the host's mean logarithm under the old driver and its mean logarithm under the new driver.
-The model requires three weeks under each driver. With fewer, the finding is `confounded with the date`.
+host. This level is halfway between the host's mean logarithm under the old driver and its mean logarithm under the new driver, in
+the same runs. The model requires three weeks under each driver. With fewer, the finding is `confounded with the date`.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ MIN_HOSTS = 5
 """Smallest number of hosts with runs under both drivers."""
 MIN_WEEKS = 3
 """The model above requires at least this many weeks with runs under each driver."""
+WINDOW_DAYS = 98
+"""14 weeks: three monthly runs before the change. A season whose highest and lowest value differ by 3 % can look like a step of
+0.5 % (MIN_EFFECT) at most. With the runs of a whole year, it could look like a step as large as the season."""
 CLEAR, CONFOUNDED = "changed with the driver", "confounded with the date"
 _FIGURE = "name, settings, stage, within, model, unit"
 Value = tuple[float, bool, float]
@@ -58,9 +62,9 @@ class DriverEffect:
     """Half the width of the 95 % confidence interval of `change`; None if `finding` is CONFOUNDED."""
     hosts: int
     weeks_old: int
-    """Number of weeks with runs under the old driver, on hosts that had both drivers."""
+    """Number of weeks with runs under the old driver that count, on hosts that had both drivers."""
     weeks_new: int
-    """Number of weeks with runs under the new driver, on the same hosts."""
+    """Number of weeks with runs under the new driver that count, on the same hosts."""
     meaning: str
     """`worse`, `better`, or `unknown` if the better direction is not known."""
     finding: str
@@ -99,17 +103,19 @@ def _values(history: History, pairs: Sequence[Mapping[str, Any]]) -> Mapping[int
     columns = ", ".join(f'unnest(${name}::varchar[]) as "{name}"' for name in names)
     rows = history.rows(
         f"""
-        with pairs as (select {columns}, unnest(range(len($name))) as number), means as (
-          select id, {_FIGURE}, driver, sum(log_sum) / sum(n) as mean from series semi join pairs using ({_FIGURE})
-          where level = 'host' group by id, {_FIGURE}, driver
+        with pairs as (select {columns}, unnest(range(len($name))) as number), of_drivers as (
+          select number, id, "began", driver = new as is_new, ln(value) as y from levels join pairs using ({_FIGURE})
+          where level = 'host' and driver in (old, new) and relative is not null and value > 0
+        ), changes as (
+          select number, id, min("began") as changed from of_drivers where is_new group by number, id
+        ), near as (
+          select number, id, "began", is_new, y from of_drivers join changes using (number, id)
+          where abs(epoch("began") - epoch(changed)) <= {WINDOW_DAYS * 86400}
         ), centres as (
-          select number, a.id, (a.mean + b.mean) / 2 as centre
-          from pairs join means a using ({_FIGURE}) join means b using ({_FIGURE})
-          where a.driver = old and b.driver = new and a.id = b.id
+          select number, id, (avg(y) filter (is_new) + avg(y) filter (not is_new)) / 2 as centre from near group by number, id
         )
-        select number, epoch(date_trunc('week', "began")) / 604800 as week, driver = new, median(ln(value) - centre)
-        from levels join pairs using ({_FIGURE}) join centres using (number, id)
-        where level = 'host' and driver in (old, new) and relative is not null and value > 0 group by all order by all""",
+        select number, epoch(date_trunc('week', "began")) / 604800 as week, is_new, median(y - centre)
+        from near join centres using (number, id) where centre is not null group by all order by all""",
         {name: [item[name] for item in pairs] for name in names},
     )
     for number, week, is_new, value in rows:

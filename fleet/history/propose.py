@@ -1,10 +1,14 @@
 """Propose floors (lower limits) for a GPU model from the figures of accepted hosts, as a criteria pack that a person reviews.
 
-The centre is the median of the medians of the parts, without outliers (`robust_level`: up to 40 % of the parts may be faulty).
-Sigma combines the scatter from part to part with the scatter from run to run. The floor is the lower tolerance limit
-of a normal distribution: with confidence CONFIDENCE, at least 1 - false_alarm of the healthy parts are above it
-(Natrella, NBS Handbook 91, 1963; NIST/SEMATECH e-Handbook, section 7.2.6.3). Therefore few parts give a lower floor than many
-parts. A figure for which less is better gets the upper tolerance limit instead.
+The centre is the mean of the hosts, where a host has the mean of the medians of its parts. A few parts may be outliers and are
+left out (MAX_LEFT_OUT). With more of them there is no limit: the runs were accepted, so the parts may be healthy parts of another
+kind, which the limit would reject.
+
+Sigma combines the scatter from host to host, from part to part of one host, and from run to run. The floor is the lower tolerance
+limit of a normal distribution: with confidence CONFIDENCE, at least 1 - false_alarm of the healthy parts are above it
+(Natrella, NBS Handbook 91, 1963; NIST/SEMATECH e-Handbook, section 7.2.6.3). Parts of one host share its cooling, power and
+settings, so the number of hosts is the sample size. Therefore few hosts give a lower floor than many hosts. A figure for which
+less is better gets the upper tolerance limit instead.
 """
 
 from __future__ import annotations
@@ -23,15 +27,17 @@ import yaml
 
 from fleet.history.database import History
 from fleet.history.tables import WITHIN_KIND
-from fleet.judge.baseline import OUTLIER_SIGMAS, direction, robust_level
+from fleet.judge.baseline import direction, robust_level
 from fleet.judge.evidence import from_benchmark
 from fleet.judge.power import DETECTION_PROBABILITY, MAX_FALSE_ALARM, mad_sigma
 from fleet.quantities import counted, quantity
 from schemas.records import Value
 
 CONFIDENCE = 0.95
-MIN_PARTS = 5
-"""With fewer parts, no outlier can be identified."""
+MIN_HOSTS = 5
+"""With fewer hosts, the scatter from host to host is hardly known."""
+MAX_LEFT_OUT = 0.05
+"""A floor is not proposed if more than this share of the parts are outliers."""
 MIN_RUNS = 3
 """Parts with fewer runs are left out."""
 NEWEST_RUNS = 20
@@ -40,6 +46,16 @@ MAX_FOUND = 0.5
 """A floor is not proposed if it finds only slowdowns of more than this share of the centre: the figure is too noisy."""
 _SCOPES = {(True, ""): "gpu", (True, "peer=*"): "peer", (False, ""): "host"}
 """Whether the figure is of a GPU, and the kind of scope below the part -> scope of the criterion."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """The values of one figure of one part."""
+
+    host: str
+    values: Sequence[float]
+    runs: int
+    """Number of runs, which may exceed the number of values (NEWEST_RUNS)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +73,7 @@ class Floor:
     centre: float
     sigma: float
     """Standard deviation of a single measurement of a part around the centre, in `unit`."""
+    hosts: int
     parts: int
     left_out: int
     """Number of parts that are outliers."""
@@ -92,17 +109,17 @@ def propose(
     """
     rows = history.rows(
         f"""select name, stage, settings, {WITHIN_KIND} as kind, serial <> '' as is_gpu, any_value(unit),
-        (list(value order by "began" desc))[1:{NEWEST_RUNS}], count(distinct nonce)
+        (list(value order by "began" desc))[1:{NEWEST_RUNS}], count(distinct nonce), host
         from figures where accepted and not duplicate and model = $model and value > 0 and isfinite(value)
-        group by name, stage, settings, kind, is_gpu, host || ' ' || serial || ' ' || within
+        group by name, stage, settings, kind, is_gpu, host, serial || ' ' || within
         order by name, stage, settings, kind, is_gpu""",
         {"model": model},
     )
-    figures: dict[tuple[Any, ...], list[tuple[list[float], int]]] = defaultdict(list)
-    for name, stage, settings, kind, is_gpu, unit, values, runs in rows:
+    figures: dict[tuple[Any, ...], list[Part]] = defaultdict(list)
+    for name, stage, settings, kind, is_gpu, unit, values, runs, host in rows:
         if from_benchmark(name):
-            figures[(name, stage, settings, kind, is_gpu, unit)].append((values, runs))
-    results = [_floor(key, parts, power, false_alarm) for key, parts in figures.items()]
+            figures[(name, stage, settings, kind, is_gpu, unit)].append(Part(host=host, values=values, runs=runs))
+    results = [floor_of(key, parts, power, false_alarm) for key, parts in figures.items()]
     ((runs,),) = history.rows(
         "select count(distinct nonce) from figures where accepted and model = $model", {"model": model}
     )
@@ -116,37 +133,55 @@ def propose(
     )
 
 
-def _floor(
-    key: tuple[Any, ...], parts: Sequence[tuple[list[float], int]], power: float, false_alarm: float
-) -> Floor | str:
+def floor_of(key: tuple[Any, ...], parts: Sequence[Part], power: float, false_alarm: float) -> Floor | str:
     """Return the limit of a figure, or why there is none."""
     name, stage, settings, kind, is_gpu, unit = key
     label = f"{name} {settings} {stage}".replace("  ", " ")
     sign, scope, where = direction(name, unit), _SCOPES.get((is_gpu, kind)), _where(settings)
-    measured = [values for values, runs in parts if runs >= MIN_RUNS]
+    measured = [part for part in parts if part.runs >= MIN_RUNS]
+    hosts = len({part.host for part in measured})
     if not sign:
         return f"{label}: not known whether more or less is better"
     if scope is None or where is None:
         return f"{label}: no criterion can have this scope or setting"
-    if len(measured) < MIN_PARTS:
+    if hosts < MIN_HOSTS:
+        return f"{label}: {counted(hosts, 'host')} with {MIN_RUNS} or more runs, at least {MIN_HOSTS} are needed"
+    level = robust_level([statistics.median(part.values) for part in measured])
+    if level.left_out > MAX_LEFT_OUT * len(measured):
         return (
-            f"{label}: {counted(len(measured), 'part')} with {MIN_RUNS} or more runs, at least {MIN_PARTS} are needed"
+            f"{label}: {level.left_out} of {len(measured)} parts differ too much from the others, for example because they have "
+            f"another part number; at most {MAX_LEFT_OUT:.0%} may be left out"
         )
-    medians = [statistics.median(values) for values in measured]
-    level = robust_level(medians)
-    healthy = [values for values, median in zip(measured, medians, strict=True)
-               if abs(median - level.value) <= OUTLIER_SIGMAS * level.sigma or not level.sigma]  # fmt: skip
-    sigma = math.hypot(level.sigma, statistics.median(map(mad_sigma, healthy)))
-    limit = level.value - sign * tolerance_factor(level.n, 1 - false_alarm) * sigma
-    finds = sign * (level.value - limit) / level.value + NormalDist().inv_cdf(power) * sigma / level.value
+    kept = sorted(measured, key=lambda part: abs(statistics.median(part.values) - level.value))[: level.n]
+    of_host: dict[str, list[float]] = defaultdict(list)
+    for part in kept:
+        of_host[part.host].append(statistics.median(part.values))
+    centre, between = _centre_and_sigma([*of_host.values()])
+    sigma = math.hypot(between, statistics.median(mad_sigma(part.values) for part in kept))
+    limit = centre - sign * tolerance_factor(len(of_host), 1 - false_alarm) * sigma
+    finds = sign * (centre - limit) / centre + NormalDist().inv_cdf(power) * sigma / centre
     if not sigma or limit <= 0 or finds > MAX_FOUND:
-        noise = f"sigma is {sigma / level.value:.0%} of the median: too noisy for a floor"
+        noise = f"sigma is {sigma / centre:.0%} of the mean of {counted(len(of_host), 'host')}: too noisy for a floor"
         return f"{label}: {noise if sigma else 'all values are equal'}"
     return Floor(
         name=name, stage=stage, scope=scope, where=where, unit=unit, operator="ge" if sign > 0 else "le",
-        limit=_rounded(limit, sign), centre=level.value, sigma=sigma, parts=level.n, left_out=level.left_out,
-        values=sum(map(len, measured)), finds=finds,
+        limit=_rounded(limit, sign), centre=centre, sigma=sigma, hosts=len(of_host), parts=level.n, left_out=level.left_out,
+        values=sum(len(part.values) for part in measured), finds=finds,
     )  # fmt: skip
+
+
+def _centre_and_sigma(of_hosts: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Return the mean of the means of the hosts, and the standard deviation of a part around it.
+
+    Each item of `of_hosts` has the values of the parts of a host. The variance of the means of the hosts contains the variance
+    within a host, divided by the number of its parts.
+    """
+    means = [statistics.fmean(values) for values in of_hosts]
+    squares = sum((value - mean) ** 2 for mean, values in zip(means, of_hosts, strict=True) for value in values)
+    freedom = sum(map(len, of_hosts)) - len(of_hosts)
+    within = squares / freedom if freedom else 0.0
+    share = 1 - 1 / statistics.harmonic_mean([len(values) for values in of_hosts])
+    return statistics.fmean(means), math.sqrt(statistics.variance(means) + share * within)
 
 
 def tolerance_factor(count: int, share: float) -> float:
@@ -221,11 +256,12 @@ def _id(item: Floor, used: set[str]) -> str:
 
 def _source(proposal: Proposal, item: Floor) -> str:
     outliers = f", {counted(item.left_out, 'outlier')} left out" if item.left_out else ""
-    centre = f"median {quantity(item.centre, item.unit)}, sigma {item.sigma / item.centre:.2%}"
+    centre = f"mean {quantity(item.centre, item.unit)}, sigma {item.sigma / item.centre:.2%}"
     found = f"finds a loss of {item.finds:.1%} with probability {proposal.power:g}"
     return (
-        f"{counted(proposal.runs, 'run')} with accepted hosts, {item.parts} parts of {proposal.model}{outliers}: {centre}; "
-        f"this limit fails a healthy part with probability {proposal.false_alarm:g}, and {found}"
+        f"{counted(proposal.runs, 'run')} with accepted hosts, {item.parts} parts of {proposal.model} on {item.hosts} hosts"
+        f"{outliers}: {centre}; with {CONFIDENCE:.0%} confidence, this limit fails a healthy part with probability at most "
+        f"{proposal.false_alarm:g}, and it {found}"
     )
 
 

@@ -8,6 +8,10 @@ with at least one partner. Therefore an end is judged by its best pair, not by i
 the link is slow. But if an end is slow with at least MIN_HOSTS of its good partners, and with at least half of them, the end
 counts as partly slow, and these links do not count as slow. Speeds are compared as logarithms: the ratio of two speeds becomes a
 difference.
+
+A congested network makes some pairs slow at random, and then some good ends have many slow pairs by chance. Therefore an end is
+slow or partly slow only if its number of slow pairs is improbable (CHANCE), given the share of slow pairs between the other ends.
+If so many other links are slow that the fabric is suspected, a partly slow end is also compared with the other rails of its host.
 """
 
 from __future__ import annotations
@@ -25,8 +29,15 @@ MIN_HOSTS = 3
 partly slow end."""
 MANY_PARTNERS = 8
 """With this many partners or more, an end is judged by its second best pair: the speed of the best pair may be a timing error."""
+CHANCE = 0.05
+"""Highest probability with which chance may give any end of the gang as many slow edges as an end that is called slow."""
+MAX_LINKS = 5
+MAX_LINKS_SHARE = 0.02
+"""If the slow links are more than MAX_LINKS and more than this share of all pairs of hosts, the fabric is suspected instead."""
 FAILED_SHARE = 1e-9
 """Speed of a failed pair, as a share of the typical speed. It stands in for 0, which has no logarithm."""
+FAILED_LOG_SHARE = math.log(FAILED_SHARE) / 2
+"""A share (logarithm of a ratio) below this value occurs only for pairs that failed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,11 +137,13 @@ def find_slow_parts(
         for end, indexes in slow_parts.edges_of_end.items()
         if len(indexes) > 1
     }
+    by_chance: set[int] = set()
     if levels:
         ends_of_switch = _ends_of_switches(levels, switches or {})
         _find_slow_ends(slow_parts, levels, min_limit, sigmas, ends_of_switch.values(), min_center)
+        by_chance = _drop_ends_slow_by_chance(slow_parts, edges)
         _find_slow_switches(slow_parts, levels, ends_of_switch)
-    _find_slow_links(slow_parts, edges, min_limit, sigmas)
+    _find_slow_links(slow_parts, edges, min_limit, sigmas, by_chance)
     return slow_parts
 
 
@@ -257,11 +270,58 @@ def _find_slow_ends(
             slow_parts.ends[(host, rail)] = level - base
 
 
-def _find_slow_links(slow_parts: SlowParts, edges: Sequence[Edge], min_limit: float, sigmas: float) -> None:
-    """Find the slow edges between good ends.
+def _drop_ends_slow_by_chance(slow_parts: SlowParts, edges: Sequence[Edge]) -> set[int]:
+    """Remove the slow ends that may have their slow edges by chance, and return these edges.
 
-    If an end has at least MIN_HOSTS slow edges, and these are at least half of its edges to good ends, the end counts as partly
-    slow. These edges then do not count as slow.
+    The chance is the share of slow edges between good ends. If most ends of a host are slow, all edges of the host count together
+    too.
+
+    An edge is slow here if its share is below that of a slow end. A congested network fails no exchange. So an end that exchanged
+    no data is compared only with the failed edges.
+    """
+    base = slow_parts.end_center - slow_parts.end_limit
+    shares = {index: share - slow_parts.rails.get(edges[index].rail, 0.0) for index, share in slow_parts.shares.items()}
+    slow = {index for index, share in shares.items() if share < base}
+    failed = {index for index in slow if slow_parts.shares[index] <= FAILED_LOG_SHARE}
+    good = [index for index in shares if not any(end in slow_parts.ends for end in edges[index].ends())]
+    chance, chance_to_fail = (_share_of_slow(each, good, edges) for each in (slow, failed))
+    ends_of_host: dict[str, list[End]] = defaultdict(list)
+    for end in slow_parts.edges_of_end:
+        ends_of_host[end[0]].append(end)
+
+    def may_be_chance(ends: Collection[End]) -> bool:
+        indexes = {index for end in ends for index in slow_parts.edges_of_end[end]}
+        with_good = {
+            index
+            for index in indexes
+            if all(other in ends or other not in slow_parts.ends for other in edges[index].ends())
+        }
+        probability = chance_to_fail if indexes <= failed else chance
+        count = len(slow & with_good)
+        return bool(with_good) and not is_improbable(count, len(with_good), probability, len(slow_parts.edges_of_end))
+
+    by_chance = set()
+    for end in slow_parts.ends:
+        of_host = ends_of_host[end[0]]
+        is_host_slow = 2 * sum(each in slow_parts.ends for each in of_host) > len(of_host)
+        if may_be_chance([end]) and not (is_host_slow and not may_be_chance(of_host)):
+            by_chance.add(end)
+    for end in by_chance:
+        del slow_parts.ends[end]
+    return {index for end in by_chance for index in slow.intersection(slow_parts.edges_of_end[end])}
+
+
+def _find_slow_links(
+    slow_parts: SlowParts, edges: Sequence[Edge], min_limit: float, sigmas: float, by_chance: Collection[int]
+) -> None:
+    """Find the slow edges between good ends, and the partly slow ends.
+
+    An end is partly slow if it has at least MIN_HOSTS slow edges, these are at least half of its edges to good ends, and chance
+    does not explain their number. These edges then do not count as slow. If the slow edges that remain are so many that the
+    fabric is suspected, the other rails of the host must also be better than this end: the network may be congested only at some
+    hosts.
+
+    `by_chance`: slow edges of the ends that `_drop_ends_slow_by_chance` removed. They are slow, so they do not widen the limit.
     """
     shares = {
         index: share - slow_parts.rails.get(edges[index].rail, 0.0)
@@ -270,18 +330,79 @@ def _find_slow_links(slow_parts: SlowParts, edges: Sequence[Edge], min_limit: fl
     }
     if not shares:
         return
-    center = upper_median(shares.values())
-    slow_parts.limit, slow_parts.center = max(min_limit, sigmas * spread([*shares.values()], center)), center
-    slow_edges = {index for index, share in shares.items() if share < center - slow_parts.limit}
-    while slow_edges:
-        end, indexes = _end_with_most(slow_edges, edges)
-        edges_of_end = [index for index in slow_parts.edges_of_end[end] if index in shares]
-        if len(indexes) < MIN_HOSTS or 2 * len(indexes) < len(edges_of_end):
+    normal = [share for index, share in shares.items() if index not in by_chance]
+    center = upper_median(normal or shares.values())
+    slow_parts.limit, slow_parts.center = max(min_limit, sigmas * spread(normal, center)), center
+    slow = {index for index, share in shares.items() if index in by_chance or share < center - slow_parts.limit}
+    edges_of_end = {
+        end: [index for index in indexes if index in shares] for end, indexes in slow_parts.edges_of_end.items()
+    }
+
+    def has_many(end: End, count: int) -> bool:
+        return count >= MIN_HOSTS and 2 * count >= len(edges_of_end[end])
+
+    candidates = {end for end, indexes in edges_of_end.items() if has_many(end, len(slow.intersection(indexes)))}
+    others = [index for index in shares if not candidates.intersection(edges[index].ends())]
+    chance = _share_of_slow(slow, others, edges) if others else 1.0
+    partly: dict[End, list[int]] = {}
+    left = set(slow)
+    while left:
+        end, indexes = _end_with_most(left, edges)
+        if not has_many(end, len(indexes)) or not is_improbable(
+            len(indexes), len(edges_of_end[end]), chance, len(edges_of_end)
+        ):
             break
+        partly[end] = indexes
+        left -= set(indexes)
+    if are_of_fabric(left, edges):
+        for end, indexes in [*partly.items()]:
+            host, rail = end
+            of_host = [
+                index for other, of_other in edges_of_end.items() if other[0] == host and other[1] != rail
+                for index in of_other
+            ]  # fmt: skip
+            chance = _share_of_slow(slow, of_host, edges) if of_host else 1.0
+            if not is_improbable(len(indexes), len(edges_of_end[end]), chance, len(edges_of_end)):
+                del partly[end]
+                left |= set(indexes)
+    for end, indexes in partly.items():
         slow_parts.ends[end] = upper_median(shares[index] for index in indexes) - center
         slow_parts.partly_slow_ends.add(end)
-        slow_edges -= set(indexes)
-    slow_parts.links = sorted(slow_edges)
+    slow_parts.links = sorted(left)
+
+
+def are_of_fabric(links: Iterable[int], edges: Sequence[Edge]) -> bool:
+    """Return whether the slow links, given as indexes of edges, are so many that the fabric is suspected."""
+    pairs = {(edge.a, edge.b) for edge in edges}
+    return len({(edges[index].a, edges[index].b) for index in links}) > max(MAX_LINKS, MAX_LINKS_SHARE * len(pairs))
+
+
+def _share_of_slow(slow: Collection[int], indexes: Iterable[int], edges: Sequence[Edge]) -> float:
+    """Return the share of these edges that are slow.
+
+    Two hosts with several rails that are slow with each other on all of them are left out: that is one slow link, not chance.
+    """
+    of_pair: dict[tuple[str, str], list[bool]] = defaultdict(list)
+    for index in indexes:
+        of_pair[edges[index].a, edges[index].b].append(index in slow)
+    counted = [is_slow for pair in of_pair.values() if len(pair) == 1 or not all(pair) for is_slow in pair]
+    return sum(counted) / len(counted) if counted else 0.0
+
+
+def is_improbable(count: int, edge_count: int, chance: float, end_count: int) -> bool:
+    """Return whether chance hardly gives any of `end_count` ends `count` or more slow edges of `edge_count`.
+
+    `chance` is the probability that an edge is slow.
+    """
+    if chance in (0.0, 1.0):
+        return chance == 0.0 and count > 0
+    fast = edge_count - count
+    terms = (
+        math.lgamma(edge_count + 1) - math.lgamma(edge_count - left + 1) - math.lgamma(left + 1)
+        + (edge_count - left) * math.log(chance) + left * math.log1p(-chance)
+        for left in range(fast + 1)
+    )  # fmt: skip
+    return end_count * sum(map(math.exp, terms)) <= CHANCE
 
 
 def _end_with_most(slow_edges: Iterable[int], edges: Sequence[Edge]) -> tuple[End, list[int]]:

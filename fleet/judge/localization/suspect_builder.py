@@ -24,15 +24,8 @@ from fleet.judge.localization.matrix import (
     rule_of_succession,
     upper_median,
 )
-from fleet.judge.localization.slow import FAILED_SHARE, MIN_HOSTS, Edge, SlowParts
+from fleet.judge.localization.slow import FAILED_LOG_SHARE, MIN_HOSTS, Edge, SlowParts, are_of_fabric
 from fleet.quantities import counted
-
-MAX_LINKS = 5
-MAX_LINKS_SHARE = 0.02
-"""If the slow links are more than MAX_LINKS and more than this share of all pairs of hosts, the fabric is suspected instead."""
-
-_FAILED_LOG_SHARE = math.log(FAILED_SHARE) / 2
-"""A share (logarithm of a ratio) below this value occurs only for pairs that failed."""
 
 
 class SuspectBuilder:
@@ -148,7 +141,7 @@ class SuspectBuilder:
 
     def _comparison(self, host: str, rails: set[int], slow: int, compared: int, share: float) -> str:
         """Return text such as `bandwidth of h3 with 7 of 7 healthy hosts is at most 48 % of the typical value`."""
-        if share <= _FAILED_LOG_SHARE:
+        if share <= FAILED_LOG_SHARE:
             return f"{host} could not exchange data with {slow} of {compared} healthy hosts"
         bound = "at most" if self._quantity == BANDWIDTH else "at least"
         if any((host, rail) in self._slow.partly_slow_ends for rail in rails):
@@ -176,14 +169,14 @@ class SuspectBuilder:
         return sum(is_slow_with.values()), len(is_slow_with)
 
     def _slow_links_or_fabric(self) -> Iterator[Suspect]:
-        """Yield the slow links; if there are too many slow links (MAX_LINKS), yield the fabric instead."""
+        """Yield the slow links; if there are too many slow links (`are_of_fabric`), yield the fabric instead."""
         slow_edges: dict[tuple[str, str], list[int]] = defaultdict(list)
         for index in self._slow.links:
             slow_edges[(self._edges[index].a, self._edges[index].b)].append(index)
         edge_counts: dict[tuple[str, str], int] = defaultdict(int)
         for edge in self._edges:
             edge_counts[(edge.a, edge.b)] += 1
-        if len(slow_edges) > max(MAX_LINKS, MAX_LINKS_SHARE * len(edge_counts)):
+        if are_of_fabric(self._slow.links, self._edges):
             indexes = [index for pair_indexes in slow_edges.values() for index in pair_indexes]
             yield self._suspect(
                 FABRIC,

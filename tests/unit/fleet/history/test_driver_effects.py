@@ -77,6 +77,34 @@ def test_slow_drift_of_the_fleet_is_not_attributed_to_a_driver() -> None:
     assert effects_of(WEEKS, 70, lambda day, _: -0.05 * day / 140, run_sigma=0.001) == []
 
 
+YEAR = [7.0 * number for number in range(60)]
+
+
+def season(size: float, phase: float, change: float = 0.0) -> Effect:
+    """Return the effect of a season: `size` is the highest value minus the lowest. The driver adds `change`."""
+    return lambda day, is_new: size / 2 * math.sin(2 * math.pi * (day / 365.25 + phase)) + change * is_new
+
+
+@pytest.mark.parametrize("size", [0.005, 0.01, 0.02])
+@pytest.mark.parametrize("changed_on", [28.0, 133.0, 210.0, 350.0])
+@pytest.mark.parametrize("phase", [0.0, 0.25, 0.4])
+def test_season_is_not_attributed_to_the_driver(size: float, changed_on: float, phase: float) -> None:
+    assert effects_of(YEAR, changed_on, season(size, phase), run_sigma=0.0008) == []
+
+
+@pytest.mark.parametrize("phase", [0.0, 0.25, 0.5, 0.75])
+def test_step_of_a_driver_is_found_in_a_season(phase: float) -> None:
+    (effect,) = effects_of(YEAR, 210, season(0.01, phase, 0.02), run_sigma=0.0008)
+    assert (effect.finding, effect.weeks_old, effect.weeks_new) == (CLEAR, 14, 15)
+    assert effect.change == pytest.approx(math.expm1(0.02), abs=0.003)
+
+
+def test_runs_long_before_and_after_the_change_of_the_driver_do_not_count() -> None:
+    days = [0, 7, 14, 21, 28, *(200.0 + 7 * number for number in range(5))]
+    (effect,) = effects_of(days, 200, step)
+    assert (effect.finding, effect.weeks_old, effect.weeks_new) == (CONFOUNDED, 0, 0)
+
+
 @pytest.mark.parametrize(
     "days",
     [

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from fleet.criteria_lint.checked_packs import checked_packs
 from fleet.judge.drift import (
     RateCourse,
     ended_early,
@@ -140,6 +141,48 @@ def test_fall_that_is_larger_than_the_variation_is_a_drift(
     drifts = [simulated(seed, buckets, deviation, fall) for seed in range(40)]
     assert max(drifts) < limit
     assert statistics.median(drifts) > 1 - 1.1 * fall
+
+
+MEASURED_ROUNDS = (1.0, 0.84, 0.988, 0.818, 0.956, 0.615, 0.762, 0.84, 0.753, 0.955, 0.719, 0.687, 0.803)
+"""Rates of `training` in the rounds of a soak of a healthy H200 (docs/measurements/h200x1-burnin-long), relative to the first."""
+ROUNDS_PER_HOUR = 24
+
+
+def training_drift(seed: int, hours: int, fall: float = 0.0) -> float:
+    """Return the drift of `training` on a healthy GPU: its rate keeps a level of 0.71 to 1.30 for one, two or four hours.
+
+    It falls by the share `fall` in the middle of the soak.
+    """
+    draw, count, rates = random.Random(seed), hours * ROUNDS_PER_HOUR, list[float]()  # noqa: S311 - reproducible
+    while len(rates) < count:
+        level = draw.choice([0.71, 0.85, 1.0, 1.15, 1.30])
+        rates += [level * draw.choice(MEASURED_ROUNDS) for _ in range(draw.choice([1, 2, 4]) * ROUNDS_PER_HOUR)]
+    rates = [rate * (1 - fall * (at >= count / 2)) for at, rate in enumerate(rates[:count])]
+    rounds_per_bucket = max(1, count // 240)
+    means = [statistics.fmean(rates[at : at + rounds_per_bucket]) for at in range(0, count, rounds_per_bucket)]
+    width = rounds_per_bucket * HOUR / ROUNDS_PER_HOUR
+    course = rate_course(series(*means, n=rounds_per_bucket), soak(planned=hours * HOUR, width=width))
+    assert course is not None
+    return course.lowest
+
+
+@pytest.fixture(scope="module")
+def training_limit() -> float:
+    (value,) = {rule.value for pack in checked_packs([]) for rule in pack.criteria if rule.id == "drift-training"}
+    assert isinstance(value, float)
+    return value
+
+
+@pytest.mark.parametrize("hours", [1, 3, 6, 12, 24])
+def test_training_of_a_healthy_host_whose_level_changes_for_hours_is_within_its_limit(
+    hours: int, training_limit: float
+) -> None:
+    assert min(training_drift(seed, hours) for seed in range(60)) >= training_limit
+
+
+@pytest.mark.parametrize("hours", [6, 12, 24])
+def test_training_that_falls_by_90_percent_is_found(hours: int, training_limit: float) -> None:
+    assert sum(training_drift(seed, hours, 0.9) < training_limit for seed in range(60)) >= 57
 
 
 def erratic(slow: float) -> Series:

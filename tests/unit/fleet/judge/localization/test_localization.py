@@ -12,6 +12,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from fleet.judge.localization import (
     find_suspects,
     judge_gangs,
 )
+from fleet.judge.localization.slow import CHANCE, is_improbable
 from schemas import tournament
 from schemas.plans import Plan, PlannedHost
 from schemas.records import Observation, Record
@@ -348,6 +350,104 @@ def test_nic_that_is_slow_with_most_partners_is_one_suspect() -> None:
     suspect = only(find_suspects(pairs))
     assert (suspect.kind, suspect.where) == ("nic", "h1 rail 1")
     assert suspect.confidence == pytest.approx(9 / 17)  # (8 + 1) / (15 + 2): slow with 8 of 15 partners
+
+
+PARTS_OF_HOSTS = {"host", "nic", "gpu"}
+
+
+def congested(fleet: Fleet, share: float, is_congested: Callable[[Pair], bool] = lambda _: True) -> list[Pair]:
+    """Return the pairs of a fleet in a congested network: of the pairs that are congested, this share has half the bandwidth."""
+    draw = random.Random(f"{fleet.seed}/{share}/congestion")  # noqa: S311
+    return [
+        replace(pair, bandwidth=(pair.bandwidth or 0) / (2 if draw.random() < share and is_congested(pair) else 1))
+        for pair in fleet.pairs()
+    ]
+
+
+@pytest.mark.parametrize("share", [0.1, 0.2, 0.3])
+@pytest.mark.parametrize(("size", "rails"), [(4, 8), (5, 4), (8, 1), (12, 1), (8, 8), (16, 8)])
+def test_congestion_of_the_network_makes_no_part_of_a_host_suspect(size: int, rails: int, share: float) -> None:
+    fleets = 60 if size * rails < 64 else 12
+    found = [find_suspects(congested(Fleet(size, rails, seed), share)) for seed in range(fleets)]
+    named = sum(bool(PARTS_OF_HOSTS & {item.kind for item in suspects}) for suspects in found)
+    assert named <= (0.1 if rails > 1 else 0.15) * fleets
+    if size >= 8 and rails > 1:
+        assert all([item.kind for item in suspects] == ["fabric"] for suspects in found)
+
+
+def test_gang_of_three_hosts_is_too_small_to_recognize_congestion() -> None:
+    """Each host has only two pairs. So a host whose two pairs are congested is named, as documented."""
+    found = [find_suspects(congested(Fleet(3, 1, seed), 0.2)) for seed in range(200)]
+    named = sum(bool(PARTS_OF_HOSTS & {item.kind for item in suspects}) for suspects in found)
+    assert 0.04 < named / 200 < 0.2
+
+
+@pytest.mark.parametrize(("size", "rails", "in_rack"), [(8, 8, 2), (16, 8, 4), (16, 1, 4)])
+@pytest.mark.parametrize("share", [0.25, 0.5])
+def test_congested_uplinks_of_one_rack_make_no_part_of_its_hosts_suspect(
+    size: int, rails: int, in_rack: int, share: float
+) -> None:
+    rack = {f"h{number}" for number in range(in_rack)}
+    for seed in range(10):
+        pairs = congested(Fleet(size, rails, seed), share, lambda pair: (pair.a in rack) != (pair.b in rack))
+        assert not PARTS_OF_HOSTS & {item.kind for item in find_suspects(pairs)}
+
+
+@pytest.mark.parametrize(("size", "rails", "share"), [(8, 1, 0.1), (8, 4, 0.2), (8, 8, 0.2), (16, 8, 0.3)])
+def test_slow_nic_is_found_in_a_congested_network(size: int, rails: int, share: float) -> None:
+    expected = ("nic", "h2 rail 1") if rails > 1 else ("host", "h2")
+    fleets = 20 if size < 16 else 5
+    found = [
+        kinds_and_names(
+            find_suspects(congested(Fleet(size, rails, seed, nics={("h2", min(1, rails - 1)): 0.4}), share))
+        )
+        for seed in range(fleets)
+    ]
+    assert sum(expected in suspects for suspects in found) >= 0.95 * fleets
+
+
+@pytest.mark.parametrize("size", [5, 8, 16])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_failed_nics_are_found_in_a_congested_network(size: int, count: int) -> None:
+    """Congestion slows exchanges but fails none."""
+    bad = {(f"h{number}", number) for number in range(count)}
+    pairs = congested(Fleet(size, 4), 0.3)
+    failed = with_failures(pairs, lambda pair: bool({(pair.a, pair.rail), (pair.b, pair.rail)} & bad))
+    assert {("nic", f"{host} rail {rail}") for host, rail in bad} <= kinds_and_names(find_suspects(failed))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.02])
+@pytest.mark.parametrize("bad", [[("h2", 1)], [("h2", 1), ("h5", 3)]])
+def test_ports_that_are_slow_with_most_partners_are_found_if_few_other_pairs_are_slow(
+    share: float, bad: list[tuple[str, int]]
+) -> None:
+    for seed in range(5):
+        pairs = [
+            replace(pair, bandwidth=(pair.bandwidth or 0) / 2)
+            if any(rail == pair.rail and host in (pair.a, pair.b) for host, rail in bad)
+            and (int(pair.a[1:]) + int(pair.b[1:])) % 3
+            else pair
+            for pair in congested(Fleet(16, 8, seed), share)
+        ]
+        found = kinds_and_names(find_suspects(pairs))
+        assert {item for item in found if item[0] in PARTS_OF_HOSTS} == {
+            ("nic", f"{host} rail {rail}") for host, rail in bad
+        }
+
+
+@pytest.mark.parametrize("edge_count", [2, 15, 4095])
+@pytest.mark.parametrize("chance", [0.0, 1e-6, 0.01, 0.3, 0.999, 1.0])
+def test_number_of_slow_pairs_is_improbable_if_the_binomial_tail_is_small(edge_count: int, chance: float) -> None:
+    probability, one = Fraction(chance), Fraction(1)
+    for count in {1, edge_count // 10 + 1, edge_count // 2 + 1, edge_count}:
+        if edge_count < 100:
+            tail = sum(
+                math.comb(edge_count, number) * probability**number * (one - probability) ** (edge_count - number)
+                for number in range(count, edge_count + 1)
+            )
+            assert is_improbable(count, edge_count, chance, 8) is (8 * tail <= CHANCE)
+        elif chance <= 0.01 and count > 1:
+            assert is_improbable(count, edge_count, chance, 8)
 
 
 def test_fabric_is_suspected_if_slow_pairs_have_no_common_part() -> None:
