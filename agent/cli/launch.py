@@ -28,7 +28,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "mpirun --map-by ppr:1:node rackproof launch --launcher mpi --plan plan.json --run-dir /var/tmp/rackproof/runs/r1. "
         "Exit codes: 0 the launch ended, whatever its result, or there was nothing to do (with --detach: the launch was "
         "started); 2 the plan or the run directory cannot be used; 3 with --detach --wait: the launch did not finish; 64 wrong "
-        "usage, such as missing or contradictory launcher variables; 75 another run holds this host.",
+        "usage, such as missing or contradictory launcher variables; 75 another run holds this host, or "
+        "the run was stopped on it.",
     )
     parser.add_argument(
         "--launcher",

@@ -98,7 +98,9 @@ def _run_stage(options: argparse.Namespace, run: HostRun, stage: str, members: S
         print(started, file=log)
         code = wait_for_stage(whole_run, task, log)
         if not started.is_new and gang and not _is_recorded(run, stage, members, number, since=len(record.launches)):
-            # The process that already ran had another launch of the gang, with other members or another number.
+            # The process that already ran had another launch of the gang, with other members or another number. If
+            # `rackproof stop` ended it, no further launch may start.
+            lease.renew(whole_run.directory, whole_run.plan, only_if_held=True)
             print(background.start(arguments, run.directory, task), file=log)
             code = wait_for_stage(whole_run, task, log)
         if options.json:

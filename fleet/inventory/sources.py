@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -78,7 +79,7 @@ def _yaml_numbers(text: str) -> Iterator[Scalar]:
 
 
 def _ini_numbers(text: str) -> Iterator[Scalar]:
-    """Yield the numbers in an INI inventory. Ansible reads them as literals of Python.
+    """Yield the numbers in an INI inventory. Ansible reads every value as a literal of Python.
 
     In the line of a host, Ansible removes quotes before it reads a value: `x="1.20"` is the number 1.2, too.
     """
@@ -86,10 +87,24 @@ def _ini_numbers(text: str) -> Iterator[Scalar]:
     for number, line in enumerate(text.splitlines(), 1):
         if section := re.match(r"\s*\[(.*)\]", line):
             is_of_group = section[1].endswith(":vars")
-        quote = "" if is_of_group else "[\"']?"
-        value = rf"(?:^|\s)(\w+)\s*=\s*{quote}([0-9][\w.+-]*){quote}(?=\s|$)"
-        for name, written in re.findall(value, line.partition("#")[0]):
+        for name, value in _ini_variables(line.strip(), is_of_group=is_of_group):
+            written = value.partition("#")[0].strip()
             with suppress(ValueError, SyntaxError):
-                if type(literal := ast.literal_eval(written)) in (int, float):
+                is_number = re.fullmatch(r"[+-]?[0-9][\w.+-]*", written)
+                if is_number and type(literal := ast.literal_eval(written)) in (int, float):
                     quoted = f'"{written}"' if is_of_group else f"'\"{written}\"'"
                     yield number, name, written, literal, f"{name}={quoted}"
+
+
+def _ini_variables(line: str, *, is_of_group: bool) -> Iterator[tuple[str, str]]:
+    """Yield name and value of the variables in a line, split as Ansible splits it."""
+    if line.startswith(("#", ";")):
+        return
+    if is_of_group:
+        name, _, value = line.partition("=")
+        yield name.strip(), value
+        return
+    with suppress(ValueError):  # a quote that is not closed
+        for word in shlex.split(line, comments=True)[1:]:
+            name, _, value = word.partition("=")
+            yield name, value

@@ -5,6 +5,7 @@ A test is a benchmark in a stage.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -79,7 +80,7 @@ def apply_budget(
     if choice.cost_s > budget_s:
         raise UsageError(
             f"a budget of {budget_s:g} s is too small: the cheapest benchmark of {profile['name']} takes about "
-            f"{choice.cost_s:.0f} s including the start of its ranks; raise rackproof_budget_s (--budget)"
+            f"{math.ceil(choice.cost_s)} s including the start of its ranks; raise rackproof_budget_s (--budget)"
         )
     selected = {(item.stage, item.benchmark) for item in choice.items if item.chosen}
     reduced = {

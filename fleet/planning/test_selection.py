@@ -65,6 +65,7 @@ class _Candidate:
     findings: int
     age_s: float
     parts: tuple[str, ...]
+    """Kinds of parts that the test exercises; empty if it measures nothing in this run."""
     has_run: bool
 
     @property
@@ -79,7 +80,7 @@ class _Candidate:
         """Return the history of the test and the kinds of parts that it covers, as text."""
         when = f"last run {counted(round(self.age_s / 86400), 'day')} ago" if self.has_run else "never run"
         findings = f"{counted(self.findings, 'finding')} in {counted(self.measured, 'measurement')}"
-        return f"{findings}, {when}; covers {', '.join(self.parts)}"
+        return f"{findings}, {when}; covers {', '.join(self.parts) or 'no part in this run'}"
 
 
 def select_tests(
@@ -87,12 +88,13 @@ def select_tests(
 ) -> BudgetSelection:
     """Return the tests that fit into `budget_s`, in order of selection, and the skipped ones with the reason.
 
-    Without history the cheapest come first. At least one test of the stage `benchmark` is always selected, if there are any. If
-    all of them exceed the budget, the cheapest is selected, and `BudgetSelection.cost_s` is more than `budget_s`.
+    Without history the cheapest come first. At least one test of the stage `benchmark` that measures a part is always selected,
+    if there are any. If all of them exceed the budget, the cheapest is selected, and `BudgetSelection.cost_s` is more than
+    `budget_s`.
 
     Args:
         estimates_s: test -> its expected seconds, in the profile's order. They are the cost of a test that no earlier run has
-            timed.
+            timed. 0: the test measures nothing in this run.
         history: earlier runs, in any order.
         budget_s: seconds for the benchmarks of a host. Snapshots are always taken and do not count.
         profile: profile of the run; costs measured under it take precedence over costs under other profiles.
@@ -124,7 +126,9 @@ def _candidate(key: Key, estimate_s: float, past: Sequence[PastRun], profile: st
     costs_s = [run.cost_s[key] for run in past if key in run.cost_s and run.profile == profile]
     costs_s = costs_s or [run.cost_s[key] for run in past if key in run.cost_s]
     benchmark = BENCHMARKS.get(key[1])
-    parts = tuple(benchmark.parts) if benchmark else ("unknown parts",)
+    parts: tuple[str, ...] = tuple(benchmark.parts) if benchmark else ("unknown parts",)
+    if not estimate_s:
+        parts = ()
     return _Candidate(
         key=key,
         cost_s=max(LEAST_S, median(costs_s) if costs_s else estimate_s),
@@ -144,9 +148,10 @@ def _cost(item: _Candidate, picked: Sequence[_Candidate]) -> float:
 def _fitting(remaining: Sequence[_Candidate], picked: Sequence[_Candidate], remaining_s: float) -> list[_Candidate]:
     """Return the tests that fit into the remaining time.
 
-    The first test to be picked is one of the stage `benchmark`, if there are any. If none of these fits, return the cheapest.
+    The first test to be picked is one of the stage `benchmark` that measures a part, if there are any. If none of these fits,
+    return the cheapest.
     """
-    first = [item for item in remaining if item.key[0] == BENCHMARK] if not picked else []
+    first = [item for item in remaining if item.key[0] == BENCHMARK and item.parts] if not picked else []
     if first:
         return [item for item in first if _cost(item, picked) <= remaining_s] or [min(first, key=lambda it: it.cost_s)]
     return [item for item in remaining if _cost(item, picked) <= remaining_s]

@@ -94,13 +94,15 @@ def sign(run_dir: Path, key: Path, rules: Rules, judge: Judge) -> tuple[FleetRep
         raise RunError(
             f"{run_dir}: report.json does not match the records under these criteria and waivers: "
             f"{rejudged.differences[0]}{_more(rejudged.differences)}: give the criteria and waivers with which it was written "
-            f"(--criteria, --waivers), or run `rackproof report {run_dir}` again and read it; then sign"
+            f"(--criteria, --waivers), or run `{shlex.join(['rackproof', 'report', str(run_dir)])}` again"
+            f"{_with_history(rejudged.report)} and read it; then sign"
         )
     compared = views.compare_views(run_dir, rejudged.report, before)
     if compared.differ:
         raise RunError(
             f"{run_dir}: {', '.join(compared.differ)}: does not match report.json: run "
-            f"{shlex.join(['rackproof', 'report', str(run_dir), *_flags(compared, rules)])}, check the report, then sign"
+            f"{shlex.join(['rackproof', 'report', str(run_dir), *_flags(compared, rules)])}{_with_history(rejudged.report)}, "
+            "check the report, then sign"
         )
     statement = _statement(run_dir, rejudged.report, rules)
     text = json.dumps(statement, ensure_ascii=False, indent=1) + "\n"
@@ -130,6 +132,11 @@ def _flags(compared: views.Compared, rules: Rules) -> list[str]:
     chosen = [("--criteria", name) for name in rules.criteria] + [("--waivers", name) for name in rules.waivers]
     formats = sorted({FORMATS[name].only_with for name in compared.differ} - {""})
     return [*formats, *(word for option in chosen for word in option)]
+
+
+def _with_history(report: FleetReport) -> str:
+    """Return that `rackproof report` needs --history too; empty if the report has no comparison with former runs."""
+    return " (add --history, or the report loses its comparison with former runs)" if report.history else ""
 
 
 def _not_rendered(compared: views.Compared) -> tuple[str, ...]:

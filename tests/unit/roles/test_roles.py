@@ -593,7 +593,7 @@ def test_schedule_is_not_replaced_by_that_of_another_inventory_whose_name_is_map
     done, text = schedule("a-b--.yml")
     assert not done
     assert (
-        f"{tmp_path}/a-b--.yml: its schedule would have the name a-b-- and replace the schedule of {tmp_path}/a.b%$.yml: set"
+        f"{tmp_path}/a-b--.yml: its schedule would have the name a-b-- and replace the schedule of {tmp_path}/a.b%$.yml: to"
         in text
     )
     assert "me%40here" not in text
@@ -601,6 +601,40 @@ def test_schedule_is_not_replaced_by_that_of_another_inventory_whose_name_is_map
     assert schedule("a-b--.yml", rackproof_schedule_inventories={"other": "a-b--.yml"})[0], "another name"
     (tmp_path / "a.b%$.yml").unlink()
     assert schedule("a-b--.yml")[0], "the other inventory is gone"
+
+
+@pytest.mark.parametrize("kind", ["cron", "systemd"])
+def test_schedule_of_an_inventory_in_a_new_checkout_replaces_that_of_the_old_one_after_its_removal(
+    tmp_path: Path, kind: str
+) -> None:
+    for checkout in ("old", "new"):
+        (tmp_path / checkout).mkdir()
+        (tmp_path / checkout / "rack12.yml").write_text(yaml.safe_dump({"gpu_hosts": {"hosts": {"localhost": LOCAL}}}))
+    (tmp_path / "etc").mkdir()
+    variables = {"rackproof_schedule_kind": kind, "rackproof_schedule_repository": "https://git.example/r.git"}
+    variables |= dict.fromkeys(("_schedule_units", "_schedule_crontabs"), str(tmp_path / "etc"))
+    variables |= {"rackproof_runs_directory": "runs"}
+    play = {
+        "hosts": "gpu_hosts",
+        "gather_facts": False,
+        "tasks": [{"ansible.builtin.import_role": {"name": "schedule"}}],
+    }
+
+    def schedule(checkout: str, *more: str) -> tuple[bool, str]:
+        shutil.rmtree(tmp_path / "playbooks", ignore_errors=True)
+        options = ["-e", json.dumps(variables), *more]
+        done = run_plays(tmp_path, play, inventory=f"{checkout}/rack12.yml", options=options)
+        return done.returncode == 0, " ".join((done.stdout + done.stderr).split())
+
+    assert schedule("old")[0]
+    done, text = schedule("new")
+    assert not done
+    assert f"replace the schedule of {tmp_path}/old/rack12.yml: to keep both, set" in text  # the file names it twice
+    (option,) = set(re.findall(r"first run this playbook with -e (\w+=\w+)", text))
+    assert schedule("new", "-e", option)[0]
+    assert not list((tmp_path / "etc").iterdir())
+    assert schedule("new")[0]
+    assert f"{tmp_path}/new/rack12.yml" in "".join(path.read_text() for path in (tmp_path / "etc").iterdir())
 
 
 def test_ipv6_target_is_in_brackets(rendered_templates: Path) -> None:

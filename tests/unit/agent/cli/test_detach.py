@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent.cli.wait import NOT_FINISHED, wait_for_stage
+from agent.run import lease
 from agent.run.record import HostRun
 from schemas.records import to_json
 from schemas.times import utc_now
@@ -85,6 +86,29 @@ def test_launch_that_waits_for_another_launch_of_the_gang_is_started_after_it(tm
     assert "gang started as process" in rest
     assert "the log" in rest
     assert waiting.returncode == NOT_FINISHED, "launch 2 recorded nothing"
+
+
+def test_launch_that_waits_for_another_launch_is_not_started_after_the_run_was_stopped(tmp_path: Path) -> None:
+    run = begin(tmp_path)
+    slow = PROGRAM.replace("print('the log')", "import time; time.sleep(60)")
+    command = [sys.executable, "-c", slow, "launch", "--number=1", f"--run-dir={run.directory}", "--host=h1"]
+    assert subprocess.run(command, capture_output=True, check=False, cwd=ROOT).returncode == 0
+    waiting = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, "launch", "--number=2", "--wait", f"--run-dir={run.directory}", "--host=h1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    assert waiting.stdout
+    assert "gang already runs as process" in waiting.stdout.readline()
+    stop = ["-m", "rackproof", "stop", str(tmp_path / "exporter"), f"--run-dir={run.directory}", "--end"]
+    stopped = subprocess.run([sys.executable, *stop], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert "gang ended" in stopped.stdout, stopped.stdout + stopped.stderr
+    rest, error = waiting.communicate(timeout=60)
+    assert "started" not in rest
+    assert waiting.returncode == lease.HELD
+    assert "run r1 was stopped on this host: resume it to continue" in error
 
 
 def test_two_calls_with_the_same_launch_start_it_once(tmp_path: Path) -> None:

@@ -154,6 +154,47 @@ def test_quotes_of_a_version_in_an_ini_inventory_count_as_ansible_counts_them(
         assert listed(path)[name] == "1.20"
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        'h1 rackproof_site="2.50 MW hall"',
+        "h1 rackproof_site='0x10 a' # rackproof_site=1.20",
+        'h1 rackproof_site="hall rackproof_rack=1.20"',
+        "h1 rackproof_site=2.50MW",
+        "h1 rackproof_site='\"2.50\"'",
+        "; rackproof_site=1.20",
+        "h1\n; h2 rackproof_site=1.20",
+        "h1\n[gpu_hosts:vars]\nrackproof_site=2.50 MW hall",
+        "h1\n[gpu_hosts:vars]\nrackproof_site=Hall rackproof_rack=1.20",
+        "h1\n[gpu_hosts:vars]\n;rackproof_site=1.20",
+        "h1\n[gpu_hosts:vars]\nrackproof_site='1.20'",
+    ],
+)
+def test_text_with_a_number_in_an_ini_inventory_is_accepted(tmp_path: Path, line: str) -> None:
+    path = write(tmp_path / "hosts.ini", f"[gpu_hosts]\nh1\n{line}\n")
+    site = listed(path).get("rackproof_site", "")
+    assert isinstance(site, str)
+    assert read_inventory([str(path)])["h1"].get("rackproof_site", "") == site
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "h1 rackproof_site=hall nvidia_driver_version=1.20 # note",
+        'h1 rackproof_site="2.50 MW hall" nvidia_driver_version="+1.20"',
+        'h1 nvidia_driver_version=1."20"',
+        "h1\n[gpu_hosts:vars] # note\nnvidia_driver_version = 1.20 # note",
+    ],
+)
+def test_version_in_an_ini_inventory_that_ansible_reads_as_a_number_is_refused(tmp_path: Path, line: str) -> None:
+    path = write(tmp_path / "hosts.ini", f"[gpu_hosts]\n{line}\n")
+    assert listed(path)["nvidia_driver_version"] == 1.2
+    with pytest.raises(
+        UsageError, match=r"nvidia_driver_version: \+?1\.20 is read as the number 1\.2: write it in quotes"
+    ):
+        read_inventory([str(path)])
+
+
 def listed(inventory: Path) -> dict[str, Any]:
     """Return the variables of h1 as Ansible reads them."""
     command = [Path(ANSIBLE).with_name("ansible-inventory"), "-i", inventory, "--list"]

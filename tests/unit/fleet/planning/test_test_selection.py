@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
@@ -93,6 +94,48 @@ def test_budget_of_the_expected_time_of_the_run_is_enough_for_all_benchmarks(
         assert all(item.chosen for item in choice.items) is is_enough
         plan = make_plan(reduced, hosts, run_id="r", nonce="0" * 32, created=NOW, choice=choice)
         assert choice.cost_s == pytest.approx(sum(estimate_duration(plan, None).stages_s.values()), abs=1)
+
+
+@pytest.mark.parametrize("with_history", [False, True])
+@pytest.mark.parametrize("gpus", [1, 2])
+@pytest.mark.parametrize("names", [("n1",), ("n1", "n2")])
+def test_smallest_budget_that_is_accepted_measures_a_part(
+    names: tuple[str, ...], gpus: int, with_history: bool
+) -> None:
+    """With one GPU, the benchmarks that need several GPUs take no time and measure nothing."""
+    hosts = builders.inventory(*names, rackproof_gpu_count=gpus, rackproof_gang="none")
+    profile = read_profile("revalidate")
+    tests = [(BENCHMARK, name) for name in profile["stages"][BENCHMARK]["benchmarks"]]
+    estimates = expected_costs(profile, hosts)
+    measured = {key: 10 for key in tests if estimates[key]}
+    runs = [past(7, measured=measured, cost_s=estimates)] if with_history else []
+    for tenths in range(80, 140):
+        choice = select_tests(estimates, runs, budget_s=tenths / 10, profile="revalidate", now=NOW)
+        if choice.cost_s > choice.budget_s:
+            continue  # `apply_budget` refuses this budget
+        names_chosen = {item.benchmark for item in choice.items if item.chosen}
+        stages = profile["stages"][BENCHMARK]
+        kept = {name: settings for name, settings in stages["benchmarks"].items() if name in names_chosen}
+        reduced = {**profile, "stages": {BENCHMARK: {**stages, "benchmarks": kept}}}
+        plan = make_plan(reduced, hosts, run_id="r", nonce="0" * 32, created=NOW, choice=choice)
+        host = plan.hosts[0]
+        observed = {item.name for item in plan.expected_of(host) if plan.scopes_of(host, item)}
+        assert observed - {"benchmark.duration"}, (tenths, names_chosen)
+
+
+@pytest.mark.parametrize("budget_s", [1, 9, 9.3])
+def test_time_in_the_refusal_of_a_small_budget_is_enough(budget_s: float) -> None:
+    hosts = builders.inventory("n1", rackproof_gpu_count=1, rackproof_gang="none")
+    profile = read_profile("revalidate")
+
+    def plan(budget: float) -> None:
+        apply_budget(profile, hosts, budget=budget, runs=None, run_dir=None, now=NOW)
+
+    with pytest.raises(UsageError, match=rf"a budget of {budget_s} s is too small: .* takes about (\d+) s") as error:
+        plan(budget_s)
+    advised = re.search(r"takes about (\d+) s", str(error.value))
+    assert advised
+    plan(float(advised[1]))
 
 
 def test_cost_is_that_of_the_largest_host() -> None:

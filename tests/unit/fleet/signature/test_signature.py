@@ -450,6 +450,26 @@ def test_remedies_of_sign_keep_the_criteria_and_waivers_of_the_report(
     assert main([*command, *rules]) == 0
 
 
+@pytest.mark.parametrize("has_history", [False, True])
+def test_remedies_of_sign_keep_the_comparison_with_former_runs(
+    run: Path, keys: Path, has_history: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    history = ["--history", str(run.parent / "h")] if has_history else []
+    for _ in range(2):  # the first report begins the history
+        assert main(["report", str(run), *history]) == 0
+    written = (run / "report.json").read_bytes()
+    assert (b'"history"' in written) == has_history
+    (run / "report.md").write_text("altered\n")
+    capsys.readouterr()
+    assert main(["sign", str(run), "--key", str(keys / "alice")]) == 2
+    assert ("(add --history, or the report loses" in capsys.readouterr().err) == has_history
+    assert main(["report", str(run), *history]) == 0
+    assert (run / "report.json").read_bytes() == written
+    (run / "hosts" / "h2.json").unlink()
+    assert main(["sign", str(run), "--key", str(keys / "alice")]) == 2
+    assert ("(add --history, or the report loses" in capsys.readouterr().err) == has_history
+
+
 def test_changed_pack_is_named_and_leaves_the_report_unconfirmed(
     run: Path, keys: Path, verify: Verify, tmp_path: Path
 ) -> None:
