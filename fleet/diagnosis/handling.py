@@ -268,9 +268,9 @@ HANDLING = {
         "swap the device with another one. If the fault moves with it, return it (RMA), otherwise inspect the slot.",
     ),
     ("pcie-link", "configure", ""): Handling(
-        "The link is as fast as GPU and slot together allow. Move the GPU to another slot, or correct lanes and generation of "
-        "the slot in the BIOS (bifurcation, link speed). Then measure the host again. In a virtual machine, compare the lanes "
-        "with the description of the instance type.",
+        "Move the GPU to another slot, or correct lanes and generation of the slot in the BIOS (bifurcation, link speed). Then "
+        "measure the host again. In a virtual machine, first compare the lanes with the description of the instance type. If "
+        "the type has more, reseat the GPU, or replace the virtual machine.",
         "compare the slot and its riser with those of a host that passes. If the instance type of a virtual machine has no more "
         "lanes, judge it by a criterion of your own.",
     ),

@@ -257,7 +257,7 @@ def _annotate(view: HostView, verdicts: Sequence[Verdict], stats: FleetStats) ->
         verdict = with_nccl_settings(view, with_slow_path(view, verdict, verdicts, normal_paths), verdicts)
         verdict = without_detached_volume(view, verdict)
         verdict = _with_log_lifetime(with_missing_gpus(view, with_module(view, verdict), stats.slots))
-        verdict = with_slot_limit(view, with_virtual_hardware(view, verdict), stats.lanes)
+        verdict = with_slot_limit(view, with_virtual_hardware(view, verdict), verdicts, stats.lanes)
         verdict = with_bmc_part(with_bmc_event(view, verdict), verdicts)
         verdict = with_processor_limit(view, with_other_processes(view, with_drift_time(view, verdict)))
         verdict = with_confidential_compute(view, verdict, verdicts)

@@ -7,6 +7,7 @@ without it is faulty, or its host hides the value.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ Key = tuple[Kind, str, str]
 GPU = "gpu."
 NVLINK, ACTIVE_LINKS = "gpu.nvlink.", "gpu.nvlink.active_links"
 """Prefix of readings that a GPU without an NVLink bridge may lack, and the reading by which such a GPU is recognized."""
+PATHS = "gpu.peer.link"
+"""Reading of the path between two GPUs. It decides which hosts are compared (`HostView.wiring`)."""
 OF_SOME_HOSTS = (
     "container.", "network.bond.", "optics.", "pcie.acs.", "software.", "storage.array.", "storage.path.", "storage.pool.",
 )  # fmt: skip
@@ -133,7 +136,7 @@ def _key_of(view: HostView) -> Hashable:
     return (
         *(view.kind, view.host.gang, _driver(view), view.is_virtual, _has_failed_collector(view)),
         *(names, frozenset(_linked(view)), tuple(slots[-1][1].values.values()) if slots else ()),
-        *(metrics[name][-1][1].form if name in metrics else None for name in (*names, *dict.fromkeys(lists))),
+        *(metrics[name][-1][1].form if name in metrics else None for name in (*names, *dict.fromkeys(lists), PATHS)),
     )
 
 
@@ -171,6 +174,9 @@ def _readings_of_gpus(
 ) -> Iterator[tuple[Key, str, str]]:
     """Yield the readings of the GPUs under test, as `_last_readings` does."""
     linked = _linked(view)
+    for pair, reason in () if _has_failed_collector(view) else _paths(view, planned):
+        gpu = Scope.parse(pair)
+        yield ((view.names[gpu.device], *common, ""), PATHS, gpu.below), pair, reason
     for name in _optional_of_gpus(view):
         gpus = planned & linked if name.startswith(NVLINK) else planned
         metric = view.observations.metrics[name][-1][1]
@@ -179,6 +185,17 @@ def _readings_of_gpus(
             if parsed.device in gpus:
                 kind = view.names.get(parsed.device, ""), *common, ""
                 yield (kind, name, parsed.below), scope, reason
+
+
+def _paths(view: HostView, planned: set[str]) -> Iterator[tuple[str, str]]:
+    """Yield each pair of GPUs under test, and why the path between them is not known (empty if it is known)."""
+    metrics = view.observations.metrics.get(PATHS, ())
+    absent = metrics[-1][1].absent if metrics else {}
+    for gpu, other in itertools.permutations(sorted(planned & view.names.keys()), 2):
+        pair = f"{gpu},peer={other.removeprefix('gpu=')}"
+        reason = "" if pair in view.nvlinks else absent.get(pair, NOT_READ)
+        if not reason or _is_unsupported(reason):
+            yield pair, reason
 
 
 def _readings_of_host(view: HostView, name: str) -> Iterator[tuple[str, str]]:

@@ -6,6 +6,7 @@ The link may be as fast as GPU and slot support. In a virtual machine, all GPUs 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fleet.judge.host_view import HostView
@@ -42,18 +43,21 @@ class LaneCounts:
         return bool(model) and len(self._widths.get(model, ())) == 1
 
 
-def with_slot_limit(view: HostView, verdict: Verdict, lanes: LaneCounts) -> Verdict:
+def with_slot_limit(view: HostView, verdict: Verdict, of_host: Sequence[Verdict], lanes: LaneCounts) -> Verdict:
     """Return the verdict. If the link of a GPU fails only because of its slot or instance type, the action becomes `configure`.
 
-    A link with a bad contact is below the supported value, or has fewer lanes than other GPUs, so its action does not change.
+    `of_host` are the verdicts on the host. A link with a bad contact is below the supported value, or has fewer lanes than other
+    GPUs or than in the accepted record, so its action does not change.
     """
     if verdict.verdict != FAIL or verdict.name not in LINK:
         return verdict
     model = view.names.get(verdict.scope, "")
-    if verdict.name == WIDTH and view.is_virtual and lanes.are_equal(model):
+    is_of_type = view.is_virtual and lanes.are_equal(model) and not _had_more(view, verdict.scope, of_host)
+    if is_of_type and verdict.name == WIDTH:
         remedy = (
             f"every {model} in a virtual machine of this run has this number of lanes: the instance type may have no more. "
-            "Compare the number with the description of the type; if it is the same, waive the criterion"
+            "Compare the number with the description of the type: if it is the same, waive the criterion; otherwise, reseat the "
+            "GPU"
         )
     elif view.observations.last_values(WHOLES[verdict.name]).get(verdict.scope) == verdict.value:
         remedy = REMEDY
@@ -61,3 +65,10 @@ def with_slot_limit(view: HostView, verdict: Verdict, lanes: LaneCounts) -> Verd
         return verdict
     detail = "; ".join(filter(None, (verdict.detail, remedy)))
     return replace(verdict, reason=f"{verdict.reason}; {remedy}", detail=detail, action="configure", severity="")
+
+
+def _had_more(view: HostView, gpu: str, of_host: Sequence[Verdict]) -> bool:
+    """Return whether a GPU has fewer lanes than in its accepted record."""
+    criteria = view.criteria()
+    failed = (item for item in of_host if item.verdict == FAIL and (item.name, item.scope) == (WIDTH, gpu))
+    return any(criteria[item.criterion].baseline for item in failed if item.criterion in criteria)

@@ -15,8 +15,8 @@ CHOSEN = ("host.cpu.", "host.memory.total", "host.numa.", "infiniband.", "networ
 """Prefixes of the names of readings of the hardware that a hypervisor chooses. GPUs are passed through, so they must be alike.
 Memory modules are not in the list: in a virtual machine they are not read."""
 REMEDY = (
-    "the hypervisor chose this hardware: use one instance type and the same network settings; if virtual machines of one type "
-    "still differ, waive the criterion or replace the virtual machine"
+    "a hypervisor chooses this hardware: use one instance type and the same network settings. If virtual machines of one type "
+    "still differ, replace one that has less than the others, because its machine may be faulty, and waive a difference in kind"
 )
 
 

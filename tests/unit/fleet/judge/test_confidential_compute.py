@@ -20,8 +20,11 @@ PLAN = builders.plan("h1", gpu_count=2, rackproof_gang="none")
 PACKS = read_packs([])
 
 
-def failures(name: str, value: Any, mode: Any, **readings: Any) -> list[Verdict]:
-    """Return the failures of the figure `name` on h1, whose GPUs have this mode (None: not reported) and these readings."""
+def failures(name: str, value: Any, mode: Any, of: str = "gpu", **readings: Any) -> list[Verdict]:
+    """Return the failures of the figure `name` on h1, whose GPUs have this mode (None: not reported) and these readings.
+
+    The figure has the value in the scopes that begin with `of`.
+    """
     metrics = () if mode is None else (Metric(name=MODE, unit="1", values={"host": mode}),)
     (record,) = builders.evidence(PLAN)["h1"].records
     snapshots = tuple(
@@ -30,11 +33,15 @@ def failures(name: str, value: Any, mode: Any, **readings: Any) -> list[Verdict]
             builders.snapshot(range(2), stage=each.stage, phase=each.phase, **readings) for each in record.snapshots
         )
     )
-    observations = tuple(replace(each, value=value) if each.name == name else each for each in record.observations)
+    observations = tuple(
+        replace(each, value=value) if each.name == name and each.scope.startswith(of) else each
+        for each in record.observations
+    )
     changed = Evidence(records=(replace(record, snapshots=snapshots, observations=observations),))
     return [item for item in judge(PLAN, {"h1": changed}, PACKS) if item.verdict == FAIL and item.name == name]
 
 
+COLLECTIVE = "collective.all_gather.busbw"
 SLOW = {"host_copy.bandwidth": 9e9, "peer_copy.bandwidth": 9e9, "peer_copy.access": False}
 
 
@@ -63,6 +70,40 @@ def test_action_stays_the_same_if_a_link_is_bad(name: str) -> None:
     for verdict in verdicts:
         assert verdict.action in ("reseat", "inspect_hardware")
         assert TEXT in verdict.reason
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_action_stays_the_same_if_another_gpu_with_the_mode_meets_the_limit(name: str) -> None:
+    """The mode is the same for all GPUs of a host. So it does not explain that only GPU 1 fails."""
+    verdicts = failures(name, SLOW[name], True, of="gpu=1")
+    assert {verdict.scope.partition(",")[0] for verdict in verdicts} == {"gpu=1"}
+    for verdict in verdicts:
+        assert verdict.action in ("reseat", "inspect_hardware")
+
+
+@pytest.mark.parametrize(("others", "action"), [(True, "inspect_hardware"), (False, "configure")])
+def test_host_that_is_slower_than_others_with_the_same_mode_is_not_explained_by_it(others: bool, action: str) -> None:
+    hosts = ("h1", "h2", "h3", "h4")
+    plan = builders.plan(*hosts, gpu_count=2, rackproof_gang="none")
+    evidence = {}
+    for host, whole in builders.evidence(plan).items():
+        (record,) = whole.records
+        mode = Metric(name=MODE, unit="1", values={"host": host == "h1" or others})
+        snapshots = tuple(
+            replace(item, metrics=(*(metric for metric in item.metrics if metric.name != MODE), mode))
+            for item in record.snapshots
+        )
+        slow = host == "h1"
+        figures = tuple(
+            replace(item, value=0.85 * float(item.value or 0)) if slow and item.name == COLLECTIVE else item
+            for item in record.observations
+        )
+        evidence[host] = Evidence(records=(replace(record, snapshots=snapshots, observations=figures),))
+    found = [
+        item for item in judge(plan, evidence, PACKS) if item.criterion == "busbw-vs-fleet" and item.verdict == FAIL
+    ]
+    assert {item.host for item in found} == {"h1"}
+    assert {item.action for item in found} == {action}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from fleet.judge.criteria import read_packs
 from fleet.judge.evidence import Evidence, Planned
 from fleet.judge.gather import gather
 from fleet.judge.judge import host_views, judge
-from fleet.judge.reading_support import ReadingSupport
+from fleet.judge.reading_support import PATHS, ReadingSupport
 from schemas.plans import Plan
 from schemas.records import UNSUPPORTED, Metric, Record, Snapshot
 from schemas.reports import INCONCLUSIVE, Verdict
@@ -102,6 +102,39 @@ def test_gpu_without_active_nvlinks_may_lack_readings_of_nvlinks() -> None:
     change = with_metric("gpu.nvlink.active_links", lambda item: replace(item, values=dict.fromkeys(GPUS, 0)))
     evidence["h2"] = replace(evidence["h2"], records=tuple(map(change, evidence["h2"].records)))
     assert verdicts(evidence, name) == []
+
+
+PAIRS = ("gpu=0,peer=1", "gpu=1,peer=0")
+
+
+def without_paths(hosts: Collection[str], pairs: Collection[str], *, reported: bool) -> dict[str, Evidence]:
+    """Return a healthy fleet in which these hosts lack the path of these pairs of GPUs: unsupported, or not reported at all."""
+
+    def lacking(metric: Metric) -> Metric:
+        values = {pair: path for pair, path in metric.values.items() if pair not in pairs}
+        return replace(metric, values=values, absent=dict.fromkeys(pairs, REASON) if reported else {})
+
+    return {
+        host: replace(evidence, records=tuple(map(with_metric(PATHS, lacking), evidence.records)))
+        if host in hosts
+        else evidence
+        for host, evidence in builders.evidence(PLAN).items()
+    }
+
+
+@pytest.mark.parametrize("reported", [True, False])
+def test_path_between_gpus_is_required_if_most_hosts_report_it(reported: bool) -> None:
+    """The paths decide which hosts are compared. Without them, a slow collective would be compared with nothing."""
+    found = verdicts(without_paths(["h2"], PAIRS, reported=reported), PATHS)
+    assert {(item.host, item.scope) for item in found} == {("h2", pair) for pair in PAIRS}
+    assert verdicts(without_paths(["h1", "h2", "h3"], PAIRS, reported=reported), PATHS) == []
+    assert verdicts(without_paths(["h2"], PAIRS[:1], reported=reported), PATHS) == [], "the other GPU reports the path"
+
+
+def test_path_to_a_gpu_that_the_driver_does_not_list_is_not_required() -> None:
+    evidence = without_paths(["h2"], PAIRS, reported=False)
+    lost = (replace(item, gpus=item.gpus[:1]) for item in evidence["h2"].records)
+    assert verdicts(evidence | {"h2": replace(evidence["h2"], records=tuple(lost))}, PATHS) == []
 
 
 def test_counts_of_hosts_can_be_merged() -> None:

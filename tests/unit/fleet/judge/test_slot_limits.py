@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from fleet.judge.criteria import read_packs
+from fleet.judge.criteria import VsBaseline, read_packs
 from fleet.judge.evidence import Evidence
 from fleet.judge.judge import judge
-from fleet.judge.slot_limits import REMEDY, LaneCounts
+from fleet.judge.slot_limits import REMEDY, LaneCounts, with_slot_limit
 from schemas.records import Metric, Snapshot
 from schemas.reports import FAIL
 from tests import builders
-from tests.unit.fleet.judge.small_fleet import host_view, one_figure_plan
+from tests.unit.fleet.judge.small_fleet import FAILED, criterion, host_view, one_figure_plan, pack
 
 PACKS = read_packs(())
 PLAN = builders.plan("h1", profile="smoke", gpu_count=2, rackproof_gang="none")
@@ -98,6 +98,26 @@ def test_gpus_of_virtual_machines_that_all_have_fewer_lanes_are_a_matter_of_conf
 @pytest.mark.parametrize("hosts", [{"h1": (8, 16)}, {"h1": (8, 4)}, {"h1": (8, 8), "h2": (16, 16)}], ids=str)
 def test_gpu_with_fewer_lanes_than_another_is_reseated(hosts: dict[str, tuple[int, ...]]) -> None:
     assert set(widths(hosts).values()) == {"reseat"}
+
+
+@pytest.mark.parametrize(("had_more", "action"), [(True, "reseat"), (False, "configure")])
+def test_gpu_of_a_virtual_machine_with_fewer_lanes_than_in_its_accepted_record_is_reseated(
+    had_more: bool, action: str
+) -> None:
+    metrics = (
+        Metric(name="host.virtual_machine", unit="1", values={"host": True}),
+        Metric(name="gpu.pcie.width", unit="1", values={"gpu=0": 8}),
+    )
+    of_sheet = criterion("gpu.pcie.width", id="sheet", value=16)
+    of_record = criterion("gpu.pcie.width", id="record", operator="ge", value=None, baseline=VsBaseline(fraction=1.0))
+    view = host_view(one_figure_plan(), "h1", *metrics, packs=[pack(of_sheet, of_record)])
+    lanes = LaneCounts()
+    lanes.add(view)
+    failed = [
+        replace(FAILED, scope="gpu=0", name="gpu.pcie.width", criterion=item, value=8, action="reseat")
+        for item in (("sheet", "record") if had_more else ("sheet",))
+    ]
+    assert {with_slot_limit(view, item, failed, lanes).action for item in failed} == {action}
 
 
 def test_lanes_of_several_hosts_are_merged() -> None:
