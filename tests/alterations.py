@@ -759,10 +759,10 @@ def main() -> int:
             for at in range(0, share, PART)
         ]
         for done, task in enumerate(as_completed(tasks), 1):
-            more, found = task.result()
+            more, result = task.result()
             counts += more
-            failures += found
-            print(*found, sep="\n", end="\n" if found else "", flush=True)
+            failures += result
+            print(*result, sep="\n", end="\n" if result else "", flush=True)
             if done % max(1, len(tasks) // 20) == 0:
                 print(f"… {counts.total()} alterations, {len(failures)} failures", flush=True)
     print(table(counts))

@@ -223,14 +223,14 @@ def test_every_text_has_enough_contrast_in_light_and_dark(
 
 def low_contrast(page: Page) -> dict[str, list[str]]:
     """Return color scheme -> texts that have too little contrast in it. Check that the two schemes have different backgrounds."""
-    found, backgrounds = {}, {}
+    result, backgrounds = {}, {}
     schemes: tuple[Any, ...] = ("light", "dark")
     for scheme in schemes:
         page.emulate_media(color_scheme=scheme)
         backgrounds[scheme] = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        found[scheme] = page.evaluate(LOW_CONTRAST)
+        result[scheme] = page.evaluate(LOW_CONTRAST)
     assert backgrounds["light"] == "rgb(246, 247, 249)" != backgrounds["dark"]
-    return found
+    return result
 
 
 def test_narrow_screen_does_not_scroll_sideways(watched: WatchedPage, files: dict[str, Path]) -> None:

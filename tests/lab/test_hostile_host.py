@@ -80,17 +80,17 @@ def facts(program: str) -> dict[str, Any]:
     The names are from argument_specs, vars files and plays. Further names, internal ones included, are found by a regular
     expression in all files of roles and playbooks.
     """
-    found: dict[str, Any] = dict.fromkeys(variables_of_the_playbooks(), program)
+    result: dict[str, Any] = dict.fromkeys(variables_of_the_playbooks(), program)
     for path in (ROOT / "roles").glob("*/meta/argument_specs.yml"):
         for entry in yaml.safe_load(path.read_text())["argument_specs"].values():
-            found |= {name: typed(option, program) for name, option in entry.get("options", {}).items()}
+            result |= {name: typed(option, program) for name, option in entry.get("options", {}).items()}
     for path in (*(ROOT / "roles").glob("*/vars/*.yml"), *(ROOT / "playbooks").rglob("*_vars/*.yml")):
         for name, value in (yaml.safe_load(path.read_text()) or {}).items():
-            found[name] = [program] if isinstance(value, list) or str(value).startswith("{{ [") else program
+            result[name] = [program] if isinstance(value, list) or str(value).startswith("{{ [") else program
     for path in (ROOT / "playbooks").glob("*.yml"):
         for play in yaml.safe_load(path.read_text()):
-            found |= dict.fromkeys(play.get("vars", {}), program)
-    return found
+            result |= dict.fromkeys(play.get("vars", {}), program)
+    return result
 
 
 @dataclass(frozen=True)
@@ -168,8 +168,8 @@ class MemorySampler(threading.Thread):
 def proportional_bytes(pid: int) -> int:
     """Return the memory of a process. A page that several processes share is divided among them."""
     with contextlib.suppress(OSError):
-        found = re.search(r"^Pss: +(\d+) kB$", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
-        return int(found.group(1)) * 1024 if found else 0
+        result = re.search(r"^Pss: +(\d+) kB$", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+        return int(result.group(1)) * 1024 if result else 0
     return 0
 
 

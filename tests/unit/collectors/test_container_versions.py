@@ -88,9 +88,9 @@ def test_program_without_a_package_does_not_hide_the_package_of_the_other_progra
     program(tmp_path, "runc", UBUNTU_RUNC)
     error = "dpkg-query: no path found matching pattern /usr/bin/containerd"
     packages(tmp_path, "runc: /usr/bin/runc", "runc 1.1.12-0ubuntu3.1", error)
-    found = readings(tmp_path)
-    assert found["containerd.package_version"] == "no package"
-    assert found["runc.package_version"] == "runc 1.1.12-0ubuntu3.1"
+    result = readings(tmp_path)
+    assert result["containerd.package_version"] == "no package"
+    assert result["runc.package_version"] == "runc 1.1.12-0ubuntu3.1"
 
 
 @pytest.mark.parametrize(

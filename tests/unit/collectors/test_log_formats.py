@@ -545,9 +545,9 @@ def test_unnumbered_records_after_the_boot_message_are_of_the_previous_boot(
     interleaved = [text for line in lines for text in (line, OTHER_DRIVER)]
     for log in (lines, interleaved):
         read = counts(*log).events
-        found = {event: times for event, part, times in read.by_part() if part == ("pci", "0000:18:00.0")}
-        assert (found.get("previous_boot", 0), found.get("pcie_fatal", 0)) == (previous, fatal)
-        assert {event for event, _ in read.newest} == set(found)
+        result = {event: times for event, part, times in read.by_part() if part == ("pci", "0000:18:00.0")}
+        assert (result.get("previous_boot", 0), result.get("pcie_fatal", 0)) == (previous, fatal)
+        assert {event for event, _ in read.newest} == set(result)
 
 
 def test_records_of_the_previous_boot_that_the_kernel_skipped_are_counted() -> None:

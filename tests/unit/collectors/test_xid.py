@@ -145,10 +145,10 @@ def test_nvme_events_of_volumes_have_names_of_their_own(
     if model:
         controller.mkdir(parents=True)
         (controller / "model").write_text(f"{model:<40}\n")
-    found = readings(XidCollector(log, root=tmp_path))
+    result = readings(XidCollector(log, root=tmp_path))
     name = VOLUME_EVENTS[event] if model in VOLUMES else event
-    assert found["kernel.event.count"] == {f"disk=nvme3,event={name}": 1, f"disk=nvme4,event={event}": 1}
-    seen = {key: value for key, value in found["kernel.event.last_seen"].items() if value}
+    assert result["kernel.event.count"] == {f"disk=nvme3,event={name}": 1, f"disk=nvme4,event={event}": 1}
+    seen = {key: value for key, value in result["kernel.event.last_seen"].items() if value}
     assert seen == {f"event={name}": 7.0, f"event={event}": 9.0}
 
 

@@ -151,10 +151,10 @@ def test_agent_imports_the_torch_of_the_host_wherever_its_python_finds_it(
         done = share_packages(environment, other_python, env=variables)
         assert (done.returncode, done.stderr) == (0, "")
         show = "import sys, torch; print(torch.version, len(sys.path) - len(set(sys.path)))"
-        found = subprocess.run(
+        result = subprocess.run(
             [environment / "bin/python", "-I", "-c", show], capture_output=True, text=True, check=True
         )
-        assert found.stdout == "of the host 0\n"
+        assert result.stdout == "of the host 0\n"
     finally:
         for path in set(site.iterdir()) - before:
             shutil.rmtree(path) if path.is_dir() else path.unlink()

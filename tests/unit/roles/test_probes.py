@@ -64,12 +64,12 @@ def driver_problems(
     files = {f"/proc/{pid}/cmdline": f"{commands[pid]}\0" for pid in readable}
     monkeypatch.setattr(probe, "read", lambda path: files.get(path, ""))
     monkeypatch.setattr(probe.os, "listdir", lambda _: [*commands, "cpuinfo"])
-    found = probe.list_programs()
+    result = probe.list_programs()
     if daemon == MANAGER:
-        return [text for text, _ in probe.fabric_problems("auto", 4, "580.126.20", found)]
+        return [text for text, _ in probe.fabric_problems("auto", 4, "580.126.20", result)]
     monkeypatch.setattr(probe, "is_loaded", lambda _: False)
     options = type("Options", (), {"version": "", "modules": "", "fabric_manager": "ignored"})
-    return [text for text, _ in probe.problems(options, ["580.126.20"], {"0": "Disabled"}, "", found)]
+    return [text for text, _ in probe.problems(options, ["580.126.20"], {"0": "Disabled"}, "", result)]
 
 
 @pytest.mark.parametrize("daemon", [MANAGER, PERSISTENCED])

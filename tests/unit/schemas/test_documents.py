@@ -161,15 +161,15 @@ HUGE_VALUES = {
 def test_message_about_a_huge_value_is_short_and_its_number_of_faults_is_bounded(
     schema: str, document: dict[str, Any], kind: str
 ) -> None:
-    found = 0
+    result = 0
     for path in locations(document):
         changed = replaced(document, path, HUGE_VALUES[kind])
         errors = documents.faults(changed, schema)
         assert len(errors) < 1000, path
         messages = [documents.explain(error) for error in errors]
         assert all(len(message) < 1000 for message in messages), path
-        found += len(errors)
-    assert found > 20
+        result += len(errors)
+    assert result > 20
 
 
 def test_wrong_version_is_named_even_if_a_list_has_many_faults() -> None:
@@ -289,7 +289,7 @@ def patterns(node: Any, path: str) -> Iterator[tuple[str, str, str]]:
 
 @pytest.mark.parametrize(
     ("place", "pattern", "form"),
-    [found for name in OPERATOR_SCHEMAS for found in patterns(documents.part(name), name)],
+    [result for name in OPERATOR_SCHEMAS for result in patterns(documents.part(name), name)],
 )
 def test_every_pattern_in_files_of_operators_has_a_form_whose_examples_match(
     place: str, pattern: str, form: str

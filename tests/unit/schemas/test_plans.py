@@ -104,16 +104,16 @@ def expected(name: str, scope: str, stage: str = "benchmark", **fields: Any) -> 
 )  # fmt: skip
 def test_scopes_of_a_figure_on_a_host(item: Expectation, scopes: tuple[str, ...]) -> None:
     host = replace(PLAN.hosts[0], local_storage=("/data/local",), shared_storage=("/data/shared",))
-    found = PLAN.scopes_of(host, item)
-    assert sorted(found) == sorted(scopes)
-    assert len(found) == len(scopes)
+    result = PLAN.scopes_of(host, item)
+    assert sorted(result) == sorted(scopes)
+    assert len(result) == len(scopes)
 
 
 def test_pairs_use_only_the_gpus_that_every_host_of_the_gang_has() -> None:
     """The two GPUs of a pair have the same index on their hosts. h3 has only GPU 0. A host without a gang has no partners."""
     plan = with_rates(0, 0, 0, gpus=(4, 2, 1))
-    found = plan.scopes_of(plan.hosts[0], expected("pairs.bandwidth", "peers", "gang"))
-    assert {scope.split(",")[0] for scope in found} == {"gpu=0"}
+    result = plan.scopes_of(plan.hosts[0], expected("pairs.bandwidth", "peers", "gang"))
+    assert {scope.split(",")[0] for scope in result} == {"gpu=0"}
     alone = replace(plan.hosts[0], gang="")
     assert plan.scopes_of(alone, expected("pairs.bandwidth", "peers", "gang")) == ()
 
@@ -123,8 +123,8 @@ def test_host_has_one_partner_in_one_round_of_pairs() -> None:
         replace(stage, benchmarks={**stage.benchmarks, "pairs": {"rounds": 1}}) if stage.name == "gang" else stage
         for stage in PLAN.stages
     )
-    found = replace(PLAN, stages=stages).scopes_of(PLAN.hosts[0], expected("pairs.bandwidth", "peers", "gang"))
-    assert len({scope.split(",")[1] for scope in found}) == 1
+    result = replace(PLAN, stages=stages).scopes_of(PLAN.hosts[0], expected("pairs.bandwidth", "peers", "gang"))
+    assert len({scope.split(",")[1] for scope in result}) == 1
 
 
 def test_fewer_figures_are_expected_of_a_host_without_a_gang_or_with_one_gpu() -> None:

@@ -188,13 +188,13 @@ def test_memory_pass_with_wrong_bits_is_found_as_often_as_the_formula_predicts(
 
     monkeypatch.setattr(integrity, "_allocate", remember)
     monkeypatch.setattr(MemoryUnderTest, "write", write_and_flip)
-    found = 0
+    result = 0
     for _ in range(trials):
         rank = context(tmp_path)
         integrity.run(rank, {"patterns": patterns, "share": 0.98, "most_bytes": 8192, "seconds": 0.0})
-        found += any(values(rank, "integrity.wrong_words"))
+        result += any(values(rank, "integrity.wrong_words"))
     computed = comparison(repetitions=float(len(patterns))).found(rate, per_element=False)
-    assert is_near(found, trials, computed), (found, computed)
+    assert is_near(result, trials, computed), (result, computed)
 
 
 @pytest.mark.parametrize("workload", CPU_DIGEST_WORKLOADS)

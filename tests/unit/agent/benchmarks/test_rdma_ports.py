@@ -81,9 +81,9 @@ def test_port_has_rail_rate_numa_node_and_path(tmp_path: Path) -> None:
 def test_reason_is_given_for_a_port_that_is_not_measured(tmp_path: Path, change: dict[str, str], reason: str) -> None:
     add_adapter(tmp_path, "mlx5_0", "15")
     add_adapter(tmp_path, "mlx5_1", "35", **change)  # type: ignore[arg-type]
-    found = reasons(tmp_path)
-    assert found["mlx5_0"] == ""
-    assert reason in found["mlx5_1"]
+    result = reasons(tmp_path)
+    assert result["mlx5_0"] == ""
+    assert reason in result["mlx5_1"]
 
 
 @pytest.mark.parametrize(

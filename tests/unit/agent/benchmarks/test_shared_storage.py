@@ -127,8 +127,8 @@ def values(observed: Observed, name: str, **params: Any) -> dict[str, Any]:
 
 def problems(observed: Observed) -> dict[str, set[str]]:
     """Return host -> reasons of its errors. Hosts without errors are left out."""
-    found = {host: {item["reason"] for item in items if item["status"] == "error"} for host, items in observed.items()}
-    return {host: reasons for host, reasons in found.items() if reasons}
+    result = {host: {item["reason"] for item in items if item["status"] == "error"} for host, items in observed.items()}
+    return {host: reasons for host, reasons in result.items() if reasons}
 
 
 def test_all_hosts_measure_every_figure_and_leave_nothing_behind(tmp_path: Path) -> None:

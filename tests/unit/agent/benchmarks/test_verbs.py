@@ -195,8 +195,8 @@ def test_ports_of_one_adapter_share_its_pcie_link_if_they_are_measured_together(
     limit_links(tmp_path, "32.0 GT/s")
     for of_host in pair(tmp_path, monkeypatch, QUICK | {"sharings": ["alone", "together"]}).values():
         shares = [item for item in of_host if item["name"] == "verbs.rate_ratio"]
-        found = [(item["params"]["sharing"], item["params"].get("pcie_rate")) for item in shares]
-        assert found == [*[("alone", None)] * 2, *[("together", pytest.approx(28.36e9, rel=1e-3))] * 2]
+        result = [(item["params"]["sharing"], item["params"].get("pcie_rate")) for item in shares]
+        assert result == [*[("alone", None)] * 2, *[("together", pytest.approx(28.36e9, rel=1e-3))] * 2]
         best = [item for item in of_host if item["name"] == "verbs.best_ratio"]
         assert [item["params"]["pcie_rate"] for item in best] == pytest.approx([28.36e9] * 2, rel=1e-3)
 
@@ -320,8 +320,8 @@ def test_gpu_memory_uses_peermem_or_else_dmabuf(
     (programs / "help").write_text(help_text)
     if module:
         (tmp_path / "sys/module" / module).mkdir(parents=True)
-    found = Installation().gpu_options("0000:17:00.0", tmp_path)
-    assert found == expected if isinstance(expected, list) else expected in found
+    result = Installation().gpu_options("0000:17:00.0", tmp_path)
+    assert result == expected if isinstance(expected, list) else expected in result
 
 
 # ---- pairs of hosts ----

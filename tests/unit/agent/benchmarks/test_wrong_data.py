@@ -91,8 +91,8 @@ def test_wrong_product_of_gemm_is_counted(
     make_products_wrong(monkeypatch, gemm, is_wrong, fails_at)
     rank = context(tmp_path)
     gemm.run(rank, GEMM)
-    found = results(rank)
-    assert {name: type(value) if type(value) is float else value for name, value in found.items()} == expected
+    result = results(rank)
+    assert {name: type(value) if type(value) is float else value for name, value in result.items()} == expected
 
 
 @pytest.mark.parametrize("wrong_at", [0, 1 << 20])
@@ -104,9 +104,9 @@ def test_wrong_product_of_stress_is_counted(tmp_path: Path, monkeypatch: pytest.
     make_products_wrong(monkeypatch, stress, lambda call: call == wrong_at)
     rank = context(tmp_path)
     stress.run(rank, STRESS)
-    found = results(rank)
-    assert found["stress.throughput"] > 0
-    assert (found["stress.wrong_products"] > 0) == (wrong_at == 0)
+    result = results(rank)
+    assert result["stress.throughput"] > 0
+    assert (result["stress.wrong_products"] > 0) == (wrong_at == 0)
 
 
 @pytest.mark.parametrize("wrong_from", [5, 1 << 20])
@@ -118,12 +118,12 @@ def test_wrong_products_of_stress_are_reported_if_the_device_fails_later(
     monkeypatch.setattr(stress, "BLOCK_S", 0.0)
     rank = context(tmp_path)
     stress.run(rank, {**STRESS, "seconds": 60.0, "size": 16})
-    found = results(rank)
-    assert found["stress.throughput"] == ERROR
+    result = results(rank)
+    assert result["stress.throughput"] == ERROR
     if wrong_from == 5:
-        assert found["stress.wrong_products"] >= 1
+        assert result["stress.wrong_products"] >= 1
     else:
-        assert found["stress.wrong_products"] == ERROR
+        assert result["stress.wrong_products"] == ERROR
 
 
 @pytest.mark.parametrize("op", [*memory.OPERATIONS])
@@ -148,12 +148,12 @@ def test_wrong_element_of_the_memory_benchmark_is_counted(
     monkeypatch.setattr(memory, "CHECKED", 1000)
     rank = context(tmp_path)
     memory.run(rank, {**MEMORY, "ops": [op]})
-    found = results(rank)
+    result = results(rank)
     if is_wrong:
-        assert found == {"memory.wrong_elements": 1, "memory.bandwidth": ERROR}
+        assert result == {"memory.wrong_elements": 1, "memory.bandwidth": ERROR}
     else:
-        assert [*found] == ["memory.bandwidth"]
-        assert found["memory.bandwidth"] > 0
+        assert [*result] == ["memory.bandwidth"]
+        assert result["memory.bandwidth"] > 0
 
 
 @pytest.mark.parametrize("count", [1 << 18, (1 << 18) + 1])
@@ -177,14 +177,14 @@ def test_wrong_byte_of_a_host_copy_is_counted(tmp_path: Path, direction: str, wr
     buffers.copy = lambda direction: lambda: None  # type: ignore[method-assign]
     rank = context(tmp_path)
     host_copy._measure(rank, HOST_COPY, buffers, direction, "alone", "local")
-    found = results(rank)
+    result = results(rank)
     if wrong:
         expected = 2 * wrong if direction == "both_ways" else wrong
-        assert found == {"host_copy.wrong_bytes": expected, "host_copy.bandwidth": ERROR}
+        assert result == {"host_copy.wrong_bytes": expected, "host_copy.bandwidth": ERROR}
         assert rank.observations[0].params["direction"] == direction
     else:
-        assert [*found] == ["host_copy.bandwidth"]
-        assert found["host_copy.bandwidth"] > 0
+        assert [*result] == ["host_copy.bandwidth"]
+        assert result["host_copy.bandwidth"] > 0
 
 
 class WrongPair:
@@ -223,8 +223,8 @@ def test_wrong_byte_of_a_peer_copy_is_counted_for_the_pair(
             peer_copy._measure_pair(rank, settings, 1)
     else:
         peer_copy._measure_pair(rank, settings, 1)
-    found = results(rank)
-    assert (found["peer_copy.wrong_bytes"], found["peer_copy.bandwidth"]) == (3, ERROR)
+    result = results(rank)
+    assert (result["peer_copy.wrong_bytes"], result["peer_copy.bandwidth"]) == (3, ERROR)
     assert {item.scope for item in rank.observations} == {"cpu=0,peer=1"}
     WrongPair.wrong = 0
     healthy = context(tmp_path, ranks=2)
@@ -316,11 +316,11 @@ def test_element_at_the_wrong_place_is_counted_for_the_pair(tmp_path: Path, swap
     rank = context(tmp_path)
     exchange = pairs.PairExchange(rank, cast(pairs.PairTransport, SwappingTransport(swaps)), 1 << 12, 0.01)
     pairs._measure_pair(rank, exchange, "h2", 5, 1)
-    found = results(rank)
+    result = results(rank)
     if swaps:
-        assert found == {"pairs.wrong_elements": 2, "pairs.bandwidth": ERROR, "pairs.latency": ERROR}
+        assert result == {"pairs.wrong_elements": 2, "pairs.bandwidth": ERROR, "pairs.latency": ERROR}
     else:
-        assert {*found} == {"pairs.bandwidth", "pairs.latency"}
+        assert {*result} == {"pairs.bandwidth", "pairs.latency"}
     assert {(item.scope, item.params["rail"]) for item in rank.observations} == {("cpu=0,partner=h2", 0)}
 
 
@@ -403,10 +403,10 @@ def test_wrong_digests_are_reported_if_the_device_fails_later(
     rank = context(tmp_path)
     chosen = {"size": 16, "seconds": 60.0, "workloads": ["gemm"], "peer_copies": []}
     run_with_error(error, lambda: digest.run(rank, chosen), RuntimeError)
-    found = results(rank)
+    result = results(rank)
     is_caught = isinstance(error, RuntimeError)
     expected: dict[str, Any] = {"digest.value": ERROR, "digest.mismatches": ERROR} if is_caught else {}
-    assert found == expected | ({"digest.mismatches": 1} if is_wrong else {})
+    assert result == expected | ({"digest.mismatches": 1} if is_wrong else {})
 
 
 @pytest.mark.parametrize("is_wrong", [False, True])
@@ -442,11 +442,11 @@ def test_wrong_tokens_are_reported_if_the_device_fails_later(
     chosen = {**(TRAINING["inference"].cpu_settings or {}), "steps": 10, "seconds": 60.0}
     with pytest.raises(type(error)):
         inference.run(rank, settings("inference", chosen))
-    found = results(rank)
+    result = results(rank)
     if is_wrong:
-        assert found["inference.wrong_tokens"] >= 1
+        assert result["inference.wrong_tokens"] >= 1
     else:
-        assert found == {}
+        assert result == {}
 
 
 @pytest.mark.parametrize("wrong", [0, 4])

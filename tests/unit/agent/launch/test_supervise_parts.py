@@ -185,8 +185,8 @@ def test_end_of_the_ranks_is_announced_even_after_an_error(
         announce_exit=lambda: events.append("exit"),
     )
     monkeypatch.setattr(supervise, "GangMonitor", lambda *arguments: events.append(arguments) or monitor)
-    found = culprit()
-    monkeypatch.setattr(supervise, "_run", lambda *_: (1 / 0) if fails else (7, found))
+    result = culprit()
+    monkeypatch.setattr(supervise, "_run", lambda *_: (1 / 0) if fails else (7, result))
     receiver, channel, spec = object(), object(), make_spec(tmp_path, collective_timeout_s=33.0)
     if fails:
         with pytest.raises(ZeroDivisionError):
@@ -194,7 +194,7 @@ def test_end_of_the_ranks_is_announced_even_after_an_error(
     else:
         assert supervise._monitor_ranks(spec, receiver, channel, print) == RanksEnd(  # type: ignore[arg-type]
             exit_code=7,
-            culprit=found,
+            culprit=result,
             states={2: "state"},  # type: ignore[dict-item]
             oom_kill="killed",
             any_rank_started=True,
@@ -308,8 +308,8 @@ def test_telemetry_adds_an_observation_and_in_the_benchmark_and_gang_stages_a_ti
     for number in (3, 2):
         write_rank(tmp_path, number)
     outcome = collect_results(tmp_path, ranks_end(), telemetry=FakeTelemetry(), stage=stage)
-    found = [observation.value for observation in outcome.launch.observations or outcome.observations]
-    assert found == [1.0, 1.0, f"{stage} 0 2"]
+    result = [observation.value for observation in outcome.launch.observations or outcome.observations]
+    assert result == [1.0, 1.0, f"{stage} 0 2"]
     assert (outcome.launch.observations != (), outcome.observations != ()) == (is_in_launch, not is_in_launch)
     assert outcome.launch.timeline == ("timeline {'gemm': 14.0}" if has_timeline else None)
 
@@ -342,9 +342,9 @@ def test_rank_that_cannot_join_the_process_group_fails_only_a_launch_on_several_
 def test_ranks_are_left_out_if_the_launcher_of_this_host_failed_before_they_started(
     tmp_path: Path, kind: str, host: str, any_rank_started: bool, has_ranks: bool
 ) -> None:
-    found = culprit(kind, host)
-    launch = collect_results(tmp_path, ranks_end(culprit=found, any_rank_started=any_rank_started)).launch
-    assert (launch.culprit, launch.outcome, launch.reason) == (found, "failed", found.text)
+    result = culprit(kind, host)
+    launch = collect_results(tmp_path, ranks_end(culprit=result, any_rank_started=any_rank_started)).launch
+    assert (launch.culprit, launch.outcome, launch.reason) == (result, "failed", result.text)
     assert len(launch.ranks) == (2 if has_ranks else 0)
 
 

@@ -247,14 +247,16 @@ def test_coefficient_of_variation_is_plausible_even_if_a_long_pause_precedes_the
     The mean of that bucket hides how its rounds vary. So the coefficient of variation is at least the one that follows from the
     extremes.
     """
-    recorder, found = Recorder(), []
+    recorder, result = Recorder(), []
     for number, value in enumerate([0.9, 1.1] * 10 + [1.0], 1):
         new = [builders.observation("gemm.throughput", value, scope="gpu=0", dtype="bf16")]
-        found = aggregate_rounds(found, new, recorder, at_s=432_000.0 if number == 21 else 60.0 * number, number=number)
-    samples = found[0].samples
+        result = aggregate_rounds(
+            result, new, recorder, at_s=432_000.0 if number == 21 else 60.0 * number, number=number
+        )
+    samples = result[0].samples
     assert samples
     assert (samples.n, samples.min, samples.max) == (21, 0.9, 1.1)
-    assert _sample_problem(samples, float(found[0].value or 0), has_rounds=True) == ""
+    assert _sample_problem(samples, float(result[0].value or 0), has_rounds=True) == ""
 
 
 def test_observations_that_differ_only_in_their_sizes_are_aggregated_to_one() -> None:
@@ -557,9 +559,9 @@ def test_stop_policy_decides_which_finding_ends_the_soak(
     """With `fatal`, a low speed does not end the soak; a hardware fault does."""
     run = begin_soak(tmp_path, rackproof_soak_stop_on=policy)
     name, value = figure
-    found = measurement(value, name, pattern="random", dtype="fp32")
-    found = replace(found, unit="1") if name == WRONG_WORDS[0] else found
-    record = run_rounds(run, lambda run, number: [found])
+    result = measurement(value, name, pattern="random", dtype="fp32")
+    result = replace(result, unit="1") if name == WRONG_WORDS[0] else result
+    record = run_rounds(run, lambda run, number: [result])
     assert record.soak
     assert record.soak.ended_by == ended_by
     assert record.soak.finished == (1 if ended_by == "finding" else 4)

@@ -82,10 +82,10 @@ def test_a_driver_bulletin_has_a_range_for_each_branch() -> None:
     """
     fixes = {R580: "580.159.03", R535: "535.309.01", R595: "595.71.05", "Windows(R580)": "582.53"}
     document = bulletin("Tesla", {"CVE-2026-1": fixes, "CVE-2026-2": fixes})
-    found = list(bulletin_advisories(document, Path("2026/5821/5821.json")))
+    result = list(bulletin_advisories(document, Path("2026/5821/5821.json")))
     branches = [("R535", "0", "535.309.01"), ("R580", "536", "580.159.03"), ("R595", "581", "595.71.05")]
-    assert ranges(found) == [("driver", ("CVE-2026-1", "CVE-2026-2"), branches)]
-    ((_, item),) = found
+    assert ranges(result) == [("driver", ("CVE-2026-1", "CVE-2026-2"), branches)]
+    ((_, item),) = result
     assert (item.id, item.date, item.severity, item.score) == ("NVIDIA 5821", "2026-05-21", "high", 7.8)
     assert item.url == "https://github.com/NVIDIA/product-security/tree/main/2026/5821"
 
@@ -96,8 +96,8 @@ def test_cve_without_a_fix_for_a_branch_does_not_affect_the_branch() -> None:
         "CVE-2026-1": {R535: "535.309.01", R580: "580.159.03", R595: "595.71.05"},
         "CVE-2026-2": {R580: "580.159.03", R595: "595.71.05"},
     }
-    found = ranges(list(bulletin_advisories(bulletin("Tesla", fixes), Path("2026/5821/5821.json"))))
-    assert found[1][2] == [("R580", "536", "580.159.03"), ("R595", "581", "595.71.05")]
+    result = ranges(list(bulletin_advisories(bulletin("Tesla", fixes), Path("2026/5821/5821.json"))))
+    assert result[1][2] == [("R580", "536", "580.159.03"), ("R595", "581", "595.71.05")]
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,8 @@ def test_bulletin_on_firmware_or_the_container_toolkit_is_read(
 ) -> None:
     """`expected`: the key of the product in `PRODUCTS`, the branch, and the first version with the fix."""
     document = bulletin(product, {"CVE-2026-1": {platform: fixed}})
-    (found,) = ranges(list(bulletin_advisories(document, Path("2026/1/1.json"))))
-    assert (found[0], *found[2][0][::2]) == expected
+    (result,) = ranges(list(bulletin_advisories(document, Path("2026/1/1.json"))))
+    assert (result[0], *result[2][0][::2]) == expected
 
 
 @pytest.mark.parametrize(
@@ -179,8 +179,8 @@ FIXED_IN_V2 = ({"introduced": "0"}, {"fixed": "2.0.7"})
 )  # fmt: skip
 def test_ranges_with_a_fix_are_read_from_an_osv_document(document: dict[str, Any], expected: list[Any]) -> None:
     """`expected`: each product with its ranges, as (first affected version, first version with the fix)."""
-    found = document_advisories(document, Path("GO-2026-1.json"))
-    assert [(key, [(each.first, each.fixed) for each in item.ranges]) for key, item in found] == expected
+    result = document_advisories(document, Path("GO-2026-1.json"))
+    assert [(key, [(each.first, each.fixed) for each in item.ranges]) for key, item in result] == expected
 
 
 def test_severity_of_the_github_advisory_database_is_used() -> None:

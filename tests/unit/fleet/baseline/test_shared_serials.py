@@ -75,9 +75,9 @@ def test_baseline_of_each_gpu_of_a_board_is_found(
     assert accepted_host
     gpus = {gpu.uuid: gpu for gpu in accepted_host.gpus if gpu.index < 4}
     assert len({gpu.serial for gpu in gpus.values()}) == 2
-    found = baseline_store.of_host(baselines, SIMULATED, host, [gpu for gpu in gpus.values() if gpu.index in present])
-    assert gpus.keys() <= found.gpus.keys()
-    assert {name: found.gpus[name].id for name in gpus} == {name: name for name in gpus}
+    result = baseline_store.of_host(baselines, SIMULATED, host, [gpu for gpu in gpus.values() if gpu.index in present])
+    assert gpus.keys() <= result.gpus.keys()
+    assert {name: result.gpus[name].id for name in gpus} == {name: name for name in gpus}
 
 
 @pytest.mark.parametrize("fault", ["slow_gpu", "slow_hbm", "missing_gpu", "nvlink_down"])
@@ -85,13 +85,13 @@ def test_baseline_of_each_gpu_of_a_board_is_found(
 def test_shared_serials_change_nothing_in_what_diff_finds(
     tmp_path: Path, accepted: Callable[[Change], tuple[Path, Path, list[str]]], fault: str, gpu: int
 ) -> None:
-    found = []
+    result = []
     for name, change in (("own", own), ("shared", on_boards)):
         before, baselines, _ = accepted(change)
         after = simulate(tmp_path / name / "after", f"{fault}:r01-h02:{gpu}", day=2, change=change)
-        found.append((changes(before, after), changes(baselines, after)))
-    assert found[0] == found[1]
-    assert all(found[0]), "diff must find the fault"
+        result.append((changes(before, after), changes(baselines, after)))
+    assert result[0] == result[1]
+    assert all(result[0]), "diff must find the fault"
 
 
 def test_returned_gpu_of_a_board_is_new_and_its_neighbour_is_unchanged(tmp_path: Path) -> None:

@@ -368,8 +368,8 @@ def test_only_new_entries_of_a_log_are_read(certificate: Path, newest_first: boo
     entries = [bmc.entry(item % 80_000, f"event {item}", Id=str(item)) for item in range(1, number + 1)]
     mark = entries[-4]
     listed = [*reversed(entries)] if newest_first else entries
-    found, requests = new_entries(certificate, log_of(listed, page_size=page_size), mark)
-    assert [text.partition(" ")[2] for text in found.values()] == [f"event {number - offset}" for offset in range(3)]
+    result, requests = new_entries(certificate, log_of(listed, page_size=page_size), mark)
+    assert [text.partition(" ")[2] for text in result.values()] == [f"event {number - offset}" for offset in range(3)]
     assert len(requests) <= 3
 
 
@@ -436,8 +436,8 @@ def test_new_entries_on_many_small_pages_are_read_without_skip(certificate: Path
         }
         for start in range(0, 100, 10)
     }
-    found, _ = new_entries(certificate, bmc.old_schema() | pages, entries[14])
-    assert [text.partition(" ")[2] for text in found.values()] == [f"event {number}" for number in range(100, 15, -1)]
+    result, _ = new_entries(certificate, bmc.old_schema() | pages, entries[14])
+    assert [text.partition(" ")[2] for text in result.values()] == [f"event {number}" for number in range(100, 15, -1)]
 
 
 @pytest.mark.parametrize("newest_first", [False, True])
@@ -445,8 +445,8 @@ def test_new_entries_are_read_although_the_clock_of_the_bmc_was_set_back(certifi
     entries = [bmc.entry(number, f"event {number}") for number in range(5, 12)]
     last = bmc.entry(12, "event 12", Created="2026-11-02T00:00:00Z")
     listed = [last, *reversed(entries)] if newest_first else [*entries, last]
-    found, _ = new_entries(certificate, log_of(listed), entries[-2])
-    assert [text.partition(" ")[2] for text in found.values()] == ["event 12", "event 11"]
+    result, _ = new_entries(certificate, log_of(listed), entries[-2])
+    assert [text.partition(" ")[2] for text in result.values()] == ["event 12", "event 11"]
 
 
 def test_log_whose_entries_are_all_older_than_its_mark_is_an_error(certificate: Path) -> None:
@@ -503,14 +503,14 @@ def test_one_wrong_time_does_not_change_the_direction_in_which_a_log_is_read(
     entries = [bmc.entry(number, f"event {number}") for number in range(1, 8)]
     entries[0] |= {"Created": "2036-01-01T00:00:00Z"}
     listed = [*reversed(entries)] if newest_first else entries
-    found, _ = new_entries(certificate, log_of(listed), entries[-2])
-    assert [text.partition(" ")[2] for text in found.values()] == ["event 7"]
+    result, _ = new_entries(certificate, log_of(listed), entries[-2])
+    assert [text.partition(" ")[2] for text in result.values()] == ["event 7"]
 
 
 def test_entries_of_a_cleared_log_are_new(certificate: Path) -> None:
     entries = [bmc.entry(100, "log cleared", Id="1"), bmc.entry(200, "AC lost", "Critical", Id="2")]
-    found, _ = new_entries(certificate, log_of(entries), bmc.entry(50, Id="977"))
-    assert [text.partition(" ")[2] for text in found.values()] == ["AC lost", "log cleared"]
+    result, _ = new_entries(certificate, log_of(entries), bmc.entry(50, Id="977"))
+    assert [text.partition(" ")[2] for text in result.values()] == ["AC lost", "log cleared"]
 
 
 def test_entry_that_ends_a_condition_is_ok_and_a_missing_severity_is_an_error(certificate: Path) -> None:

@@ -23,12 +23,12 @@ SLOW: dict[str, Any] = {"value": 8.0, "limit": 10.0, "operator": "ge", "unit": "
 
 def causes(*verdicts: Verdict) -> list[Cause]:
     """Return the causes of the verdicts; check that every verdict other than a pass has exactly one cause."""
-    found = list(diagnose(verdicts, GANGS))
-    explained = sorted(position for cause in found for position in cause.verdicts)
+    result = list(diagnose(verdicts, GANGS))
+    explained = sorted(position for cause in result for position in cause.verdicts)
     assert explained == [at for at, item in enumerate(verdicts) if item.verdict != PASS], (
         "each verdict other than a pass must have exactly one cause"
     )
-    return found
+    return result
 
 
 def summaries(*verdicts: Verdict) -> list[tuple[str, str, str, int]]:
@@ -122,8 +122,8 @@ def test_title_of_a_hot_gpu_states_only_its_own_temperature_under_load(temperatu
 def test_only_the_title_of_the_problem_hot_states_the_temperature_if_the_gpu_has_two_problems() -> None:
     hot = failed("gpu.throttle.active", "gpu=1,reason=hw_thermal", value=True, limit=False)
     version = failed("gpu.vbios_version", kind=VerdictKind.PEERS, value="1", limit="2")
-    found = causes(hot, version, passed("stress.temperature"))
-    assert {cause.problem: "62" in cause.title for cause in found} == {"hot": True, "differs": False}
+    result = causes(hot, version, passed("stress.temperature"))
+    assert {cause.problem: "62" in cause.title for cause in result} == {"hot": True, "differs": False}
 
 
 def test_title_of_another_problem_does_not_state_the_temperature() -> None:

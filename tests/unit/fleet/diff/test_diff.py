@@ -270,8 +270,8 @@ def test_operator_of_the_criterion_decides_whether_less_power_is_worse(operator:
         for item in (figure(700.0), figure(500.0))
     )
     rule = replace(CRITERIA[0], name="stress.power", operator=operator, unit="W")
-    found = changed_figures("h1", host(figures=[("S1", before)]), host(figures=[("S1", after)]), [rule], ["h1"])
-    assert [item.kind for item in found] == [kind]
+    result = changed_figures("h1", host(figures=[("S1", before)]), host(figures=[("S1", after)]), [rule], ["h1"])
+    assert [item.kind for item in result] == [kind]
 
 
 @pytest.mark.parametrize(("count", "texts"), [

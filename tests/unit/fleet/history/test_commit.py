@@ -97,9 +97,9 @@ def test_directory_that_another_writer_removes_during_a_change_is_no_error(
     listed = Path.iterdir
 
     def then_removed(path: Path) -> list[Path]:
-        found = [*listed(path)]
+        result = [*listed(path)]
         shutil.rmtree(tmp_path / REAL / name, ignore_errors=True)
-        return found
+        return result
 
     monkeypatch.setattr(Path, "iterdir", then_removed)
     add(tmp_path, 0)
@@ -113,12 +113,12 @@ def test_first_index_of_another_writer_is_not_reported_as_lost(tmp_path: Path, m
     The writer of r1 finds these files, but must not report that their index is lost.
     """
     table = tmp_path / REAL / "figures"
-    found = commit.read_index
+    result = commit.read_index
 
     def then_committed(directory: Path, kind: str) -> Index | None:
-        index = found(directory, kind)
+        index = result(directory, kind)
         if index is None:
-            monkeypatch.setattr(commit, "read_index", found)
+            monkeypatch.setattr(commit, "read_index", result)
             add(tmp_path, 0)
             table.mkdir()
             for number in (1, 2):

@@ -267,9 +267,9 @@ def test_tables_show_percentiles_and_host_pages_show_the_last_runs(report: Fleet
     markdown, html = render_markdown(report), render_html(report)
     assert "percentile 0 of 4)` **fail**" in markdown
     assert "percentile 0 of 4</i>" in html
-    found = HOST_DATA.search(html)
-    assert found
-    data = json.loads(found[1])
+    result = HOST_DATA.search(html)
+    assert result
+    data = json.loads(result[1])
     texts = data["texts"]
     rows = [[*(texts[number] for number in row[:5]), row[5]] for row in data["pages"]["0"]["former"]]
     (row,) = (row for row in rows if row[0] == "memory.bandwidth" and row[2] == "GPU 0")

@@ -55,12 +55,12 @@ def test_page_shows_every_drift_lemon_and_month_and_has_a_row_for_each_rack(
 ) -> None:
     planted, directory = fleet
     history = History(directory, SIMULATED)
-    found = [*drifts(history), *lemons(history)]
+    result = [*drifts(history), *lemons(history)]
     assert {("rack", name) for kind, name in planted.drifts if kind == "rack"} < {
         (item.level, item.id) for item in drifts(history)
     }
-    assert len(found) > 5
-    assert all(item.id in text for item in found)
+    assert len(result) > 5
+    assert all(item.id in text for item in result)
     assert "SIMULATED" in text
     months = months_of(history)
     assert (len(months), months[0]) == (20, "2024-01")

@@ -147,9 +147,9 @@ def test_limit_has_the_stated_rate_of_false_alarms_in_95_percent_of_the_fleets(
     """GPUs of one host may differ less from each other than from those of other hosts."""
     draw = random.Random(f"{hosts} {gpus} {sigmas}")  # noqa: S311
     limits = [
-        found.limit
+        result.limit
         for _ in range(400)
-        if isinstance(found := floor_of(STRESS, parts_of(hosts, gpus, draw, sigmas), 0.99, 0.001), Floor)
+        if isinstance(result := floor_of(STRESS, parts_of(hosts, gpus, draw, sigmas), 0.99, 0.001), Floor)
     ]
     healthy_value = NormalDist(1, math.hypot(*sigmas))
     too_strict = sum(healthy_value.cdf(limit) > 0.001 for limit in limits)
@@ -168,9 +168,9 @@ def test_accepted_gpus_with_another_level_are_never_below_a_proposed_limit(other
         for level in [draw.gauss(4.389e12 if host in others else 4.4635e12, 3e9) for _ in range(4)]
     ]
     key = ("memory.bandwidth", "benchmark", "op=read", "", True, "B/s")
-    found = floor_of(key, parts, 0.99, 0.001)
-    assert isinstance(found, str)
-    assert f"{4 * len(others)} of 64 parts differ too much" in found
+    result = floor_of(key, parts, 0.99, 0.001)
+    assert isinstance(result, str)
+    assert f"{4 * len(others)} of 64 parts differ too much" in result
 
 
 def test_floor_has_the_stated_power_and_rate_of_false_alarms(healthy: Path) -> None:

@@ -45,9 +45,9 @@ def test_no_altered_run_is_accepted_unless_the_change_is_allowed(
         is_simulated = name in alterations.SIMULATED
         measured = ROOT / "docs" / "measurements" / name
         run = alterations.simulated_run(name, tmp_path) if is_simulated else measured
-        more, found = alterations.alter(run, count, seed=2)
+        more, result = alterations.alter(run, count, seed=2)
         counts += more
-        failures += found
+        failures += result
     record_property("table", f"{alterations.table(counts)}\n{counts.total()} alterations")
     assert not failures, "\n".join(failures[:20])
     assert counts.total() == sum(COUNTS.values())
@@ -74,10 +74,10 @@ def test_removed_or_altered_part_of_a_soak_is_detected() -> None:
 def test_every_field_of_the_record_schema_is_altered() -> None:
     """A field that is added to the schema is altered too, although `tests.alterations` does not name it."""
     schema = {"properties": {"added": {"type": "object", "additionalProperties": {"type": "number"}}}}
-    found = {
+    result = {
         each.kind: [*alterations.operations(each)] for each in alterations.elements({"added": {"gpu=0": 4}}, schema)
     }
-    assert found == {"added": [REMOVE, SWAP], "added/gpu": [REMOVE, SWAP, DUPLICATE, NEGATE, SCALE]}
+    assert result == {"added": [REMOVE, SWAP], "added/gpu": [REMOVE, SWAP, DUPLICATE, NEGATE, SCALE]}
     named = {
         each.place[0] for each in alterations.elements(dict.fromkeys(part("record")["properties"], 1), part("record"))
     }

@@ -219,11 +219,11 @@ def test_gpu_whose_serial_the_bmc_does_not_report_is_named(gpus: int) -> None:
     metrics = with_value(healthy("h1").metrics(), "gpu.serial", "processor=GPU1", "h9-1")
     if gpus == 2:
         metrics = with_value(metrics, "gpu.serial", "processor=GPU2", "h9-0")
-    found = causes(fleet(h1=bmc_record("h1", *[metrics] * len(MOMENTS))))
-    assert len(found) == gpus
-    assert found[0].title.startswith("GPU ")
-    assert "reports another serial than its BMC: h1-1 instead of h9-1" in " ".join(cause.title for cause in found)
-    assert {cause.verdict for cause in found} == {FAIL}
+    result = causes(fleet(h1=bmc_record("h1", *[metrics] * len(MOMENTS))))
+    assert len(result) == gpus
+    assert result[0].title.startswith("GPU ")
+    assert "reports another serial than its BMC: h1-1 instead of h9-1" in " ".join(cause.title for cause in result)
+    assert {cause.verdict for cause in result} == {FAIL}
 
 
 @pytest.mark.parametrize(
@@ -245,8 +245,8 @@ def test_serial_of_the_host_is_compared_with_those_of_system_and_chassis(
         for item in record.snapshots
     )
     evidence["h1"] = replace(evidence["h1"], records=(replace(record, snapshots=taken),))
-    found = judge(PLAN, evidence, PACKS)
-    assert [item.verdict for item in found if item.name == "bmc.system.serial"] == verdicts
+    result = judge(PLAN, evidence, PACKS)
+    assert [item.verdict for item in result if item.name == "bmc.system.serial"] == verdicts
 
 
 def with_system_serials(evidence: dict[str, Evidence], **serials: str) -> dict[str, Evidence]:
@@ -368,8 +368,8 @@ def test_unread_bmc_is_inconclusive_and_names_the_cause() -> None:
     why = "credentials refused (HTTP 401)"
     evidence = fleet(h1=bmc_record("h1", *[unreadable(why)] * len(MOMENTS)), h2=None)
     evidence["h2"] = replace(evidence["h2"], bmc_problem="the BMC was not read: bmcs/h2.json is missing")
-    found = {item.host: (item.criterion, item.reason) for item in findings(evidence)}
-    assert found == {
+    result = {item.host: (item.criterion, item.reason) for item in findings(evidence)}
+    assert result == {
         "h1": ("bmc-readable", f"error: {why}"),
         "h2": ("plan", "the BMC was not read: bmcs/h2.json is missing"),
     }
@@ -517,9 +517,9 @@ def test_scope_that_only_some_snapshots_have_is_named_unless_it_is_a_log_entry()
     metrics = healthy("h1").metrics()
     second_fan = with_value(metrics, "fan.health", "fan=FAN2", "OK")
     assert bmc_verdicts(with_entries(1, new=1), metrics, metrics) == []
-    found = [(item.name, item.scope, item.stage, item.reason) for item in bmc_verdicts(metrics, second_fan, metrics)]
+    result = [(item.name, item.scope, item.stage, item.reason) for item in bmc_verdicts(metrics, second_fan, metrics)]
     reason = "missing in the snapshot {}, but another snapshot of the BMC has it"
-    assert found == [
+    assert result == [
         ("bmc.fan.health", "fan=FAN2", "preflight", reason.format("before preflight")),
         ("bmc.fan.health", "fan=FAN2", "benchmark", reason.format("after benchmark")),
     ]

@@ -99,11 +99,11 @@ def test_host_that_is_slower_than_others_with_the_same_mode_is_not_explained_by_
             for item in record.observations
         )
         evidence[host] = Evidence(records=(replace(record, snapshots=snapshots, observations=figures),))
-    found = [
+    result = [
         item for item in judge(plan, evidence, PACKS) if item.criterion == "busbw-vs-fleet" and item.verdict == FAIL
     ]
-    assert {item.host for item in found} == {"h1"}
-    assert {item.action for item in found} == {action}
+    assert {item.host for item in result} == {"h1"}
+    assert {item.action for item in result} == {action}
 
 
 @pytest.mark.parametrize(

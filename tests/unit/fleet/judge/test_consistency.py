@@ -560,8 +560,8 @@ def test_wrong_reading_that_two_hosts_have_in_common_is_reported_on_both() -> No
     evidence = builders.evidence(PLAN)
     for host in ("h1", "h3"):
         evidence[host] = replace(evidence[host], records=tuple(map(changed, evidence[host].records)))
-    found = [item.host for item in judge(PLAN, evidence, PACKS) if "0.051 Cel is not credible" in item.reason]
-    assert list(dict.fromkeys(found)) == ["h1", "h3"]
+    result = [item.host for item in judge(PLAN, evidence, PACKS) if "0.051 Cel is not credible" in item.reason]
+    assert list(dict.fromkeys(result)) == ["h1", "h3"]
 
 
 SOAK_FIGURES: dict[str, tuple[Callable[[Observation], Observation], str]] = {
@@ -708,6 +708,6 @@ def test_numa_node_of_a_copy_must_not_be_unknown_if_it_follows_from_the_readings
         return change_figures(lambda item: with_params(item, numa="unknown"), "host_copy.bandwidth")(record)
 
     verdicts = judge(PLAN, evidence(change), PACKS)
-    found = {item.reason for item in verdicts if item.name == "host_copy.bandwidth" and item.host == "h2"}
-    contradictions_found = {item for item in found if "NUMA" in item}
+    result = {item.reason for item in verdicts if item.name == "host_copy.bandwidth" and item.host == "h2"}
+    contradictions_found = {item for item in result if "NUMA" in item}
     assert contradictions_found == ({reason} if reason else set())

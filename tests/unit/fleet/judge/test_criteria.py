@@ -111,8 +111,8 @@ def test_floor_relative_to_the_fleet_may_be_lower_for_figures_that_vary(name: st
     """The rates of trainings with small kernels and of file systems differ between healthy hosts."""
 
     def findings(fraction: float) -> list[str]:
-        found = lint_changed(name=name, where={}, value=None, fleet_fraction=fraction)
-        return [finding for finding in found if "below the expected value" in finding]
+        result = lint_changed(name=name, where={}, value=None, fleet_fraction=fraction)
+        return [finding for finding in result if "below the expected value" in finding]
 
     assert findings(least) == []
     assert len(findings(least - 0.01)) == 1

@@ -91,9 +91,9 @@ def problems(readings: Mapping[str, Metric]) -> list[tuple[str, str]]:
     """Return name and scope of each problem of a snapshot with only these readings."""
     metrics = tuple(readings.values())
     taken = Snapshot(stage="benchmark", phase="after", at=builders.WHEN, duration_s=0.1, metrics=metrics)
-    found = list(derived_problems(taken, readings))
-    assert {stage for *_, stage in found} <= {"benchmark"}
-    return [(name, scope) for name, scope, *_ in found]
+    result = list(derived_problems(taken, readings))
+    assert {stage for *_, stage in result} <= {"benchmark"}
+    return [(name, scope) for name, scope, *_ in result]
 
 
 def without(readings: Mapping[str, Metric], *names: str) -> dict[str, Metric]:

@@ -30,8 +30,8 @@ def verdicts(event: str, *, virtual: bool, controllers: dict[str, dict[str, obje
     ]
     if controllers is not None:
         metrics.append(Metric(name="storage.controller.namespaces", unit="1", **controllers))  # type: ignore[arg-type]
-    found = judge(PLAN, {"h1": host_evidence(PLAN, "h1", *metrics)}, PACKS)
-    return [item for item in found if item.name == EVENTS and item.verdict in (FAIL, INCONCLUSIVE)]
+    result = judge(PLAN, {"h1": host_evidence(PLAN, "h1", *metrics)}, PACKS)
+    return [item for item in result if item.name == EVENTS and item.verdict in (FAIL, INCONCLUSIVE)]
 
 
 @pytest.mark.parametrize("event", VOLUME_EVENTS)

@@ -160,8 +160,8 @@ def test_repeated_runs_of_a_part_count_as_one_part() -> None:
 
 
 def test_smallest_fault_that_a_criterion_finds_follows_from_the_spread_of_its_figure() -> None:
-    found = detection(runs(spread("memory.bandwidth", 4.4e12, 2e10, op="copy")), PACKS)
-    item = of(found, "hbm-copy", op="copy")
+    result = detection(runs(spread("memory.bandwidth", 4.4e12, 2e10, op="copy")), PACKS)
+    item = of(result, "hbm-copy", op="copy")
     assert (item.kind, item.parts, item.values, item.failed, item.key.model) == (RELATIVE, 12, 12, 0, "h200-sxm")
     floor = float(item.limit)  # type: ignore[arg-type]
     # 2.72 is the 0.99 quantile of Student's t distribution with 11 degrees of freedom, for 12 parts.
@@ -189,17 +189,17 @@ def test_same_gpu_in_two_runs_is_one_part() -> None:
 
 
 def test_detectable_fault_is_not_stated_for_too_few_parts() -> None:
-    found = detection(runs(spread("memory.bandwidth", 4.4e12, 2e10), count=1, gpus=2), PACKS)
-    item = of(found, "hbm-copy", op="copy")
+    result = detection(runs(spread("memory.bandwidth", 4.4e12, 2e10), count=1, gpus=2), PACKS)
+    item = of(result, "hbm-copy", op="copy")
     assert MIN_PARTS > item.parts == 2
     assert (item.is_stated, item.is_reliable, item.fault) == (False, False, None)
-    (row,) = [row for row in rows(found, {}) if row.criterion == "hbm-copy"]
+    (row,) = [row for row in rows(result, {}) if row.criterion == "hbm-copy"]
     assert row.cells == {"h200-sxm": "too few: 2"}
 
 
 def test_high_false_alarm_rate_is_stated_in_the_cell_of_the_table() -> None:
-    found = detection(runs(spread("stress.temperature", 80.0, 4.0, dtype="bf16")), PACKS)
-    (row,) = [row for row in rows(found, {}) if row.criterion == "stress-temperature"]
+    result = detection(runs(spread("stress.temperature", 80.0, 4.0, dtype="bf16")), PACKS)
+    (row,) = [row for row in rows(result, {}) if row.criterion == "stress-temperature"]
     assert "; false alarms " in row.cells["h200-sxm"]
 
 
@@ -219,9 +219,9 @@ def test_high_false_alarm_rate_is_stated_in_the_cell_of_the_table() -> None:
 def test_any_wrong_count_or_state_is_found_by_logic(
     criterion: str, title: str, limit: str, healthy: list[Detection]
 ) -> None:
-    found = healthy
-    assert all(item.kind == LOGIC for item in found if item.key.criterion == criterion)
-    (group,) = [limits for name, limits in logic_groups(found).items() if name.startswith(title)]
+    result = healthy
+    assert all(item.kind == LOGIC for item in result if item.key.criterion == criterion)
+    (group,) = [limits for name, limits in logic_groups(result).items() if name.startswith(title)]
     assert group[criterion] == limit
 
 
@@ -233,13 +233,13 @@ def test_limit_that_depends_on_the_host_is_not_printed() -> None:
 
 
 def test_false_alarm_rate_of_counts_and_states_has_an_upper_limit(healthy: list[Detection]) -> None:
-    found = healthy
-    values, failed, upper_limit = logic_false_alarms(found)
-    assert (values, failed) == (sum(item.values for item in found if item.kind == LOGIC), 0)
+    result = healthy
+    values, failed, upper_limit = logic_false_alarms(result)
+    assert (values, failed) == (sum(item.values for item in result if item.kind == LOGIC), 0)
     # If the share of healthy values that fail were at the upper limit, all `values` would pass with a probability of only 5 %.
     assert (1 - upper_limit) ** values == pytest.approx(0.05)
-    assert logic_false_alarms([replace(item, failed=1) for item in found])[2] == 1.0
-    assert f"0 of {values} healthy values failed" in render_detection(found)
+    assert logic_false_alarms([replace(item, failed=1) for item in result])[2] == 1.0
+    assert f"0 of {values} healthy values failed" in render_detection(result)
 
 
 # --- what cannot be stated

@@ -45,11 +45,11 @@ def of(runs: Sequence[Run], *rules: Criterion) -> Detection:
 
 @pytest.mark.parametrize(("values", "is_stated"), [((110.5, 111, 113), True), ((110.5, 111), False), ((110.5,), False)])
 def test_fault_is_stated_only_for_three_parts_or_more(values: Sequence[float], is_stated: bool) -> None:
-    found = of([run(*values)])
-    assert found.is_stated is is_stated
-    assert (found.fault is not None) is is_stated
-    assert (found.limit, found.peers, found.change) == (100.0, False, False)
-    assert (found.parts, found.values, found.failed, found.kind) == (len(values), len(values), 0, RELATIVE)
+    result = of([run(*values)])
+    assert result.is_stated is is_stated
+    assert (result.fault is not None) is is_stated
+    assert (result.limit, result.peers, result.change) == (100.0, False, False)
+    assert (result.parts, result.values, result.failed, result.kind) == (len(values), len(values), 0, RELATIVE)
 
 
 def test_gate_names_its_figure_settings_and_model() -> None:
@@ -61,9 +61,9 @@ def test_gate_names_its_figure_settings_and_model() -> None:
 def test_gate_on_a_reading_has_no_stage_or_parameters_or_settings() -> None:
     plan = one_figure_plan("h1")
     evidence = {"h1": host_evidence(plan, "h1", reading(1))}
-    found = of([(plan, evidence)], criterion())
-    assert (found.key.stage, found.key.params, found.key.settings, found.kind) == ("", (), "", LOGIC)
-    assert found.is_stated
+    result = of([(plan, evidence)], criterion())
+    assert (result.key.stage, result.key.params, result.key.settings, result.kind) == ("", (), "", LOGIC)
+    assert result.is_stated
 
 
 @pytest.mark.parametrize(
@@ -93,12 +93,12 @@ def test_kind_of_a_fault_is_relative_or_absolute_or_logic(
 
 def test_temperature_is_compared_in_degrees() -> None:
     chosen = rule(name="stress.temperature", unit="Cel", operator="le", value=90.0)
-    found = of([run(60.5, 61, 63, name="stress.temperature", unit="Cel")], chosen)
-    assert (found.kind, found.unit, found.operator) == (ABSOLUTE, "Cel", "le")
+    result = of([run(60.5, 61, 63, name="stress.temperature", unit="Cel")], chosen)
+    assert (result.kind, result.unit, result.operator) == (ABSOLUTE, "Cel", "le")
     # The three values have the mean 61.5 and the standard deviation 1.3229. A prediction for one more part multiplies this
     # deviation by sqrt(1 + 1/3).
     # 6.965 is the 0.99 quantile of Student's t distribution with 2 degrees of freedom.
-    assert found.fault == pytest.approx(90 - 61.5 + 6.965 * 1.3229 * (4 / 3) ** 0.5, rel=1e-3)
+    assert result.fault == pytest.approx(90 - 61.5 + 6.965 * 1.3229 * (4 / 3) ** 0.5, rel=1e-3)
 
 
 @pytest.mark.parametrize(("values", "kind"), [((3, 4, 6), LOGIC), ((3, 4, 6.5), RELATIVE)])
@@ -108,9 +108,9 @@ def test_whole_numbers_without_a_unit_are_counts(values: Sequence[float], kind: 
 
 
 def test_failed_values_are_counted_and_make_false_alarms_more_likely() -> None:
-    found = of([run(99.0, 111, 113, 115)])
-    assert (found.failed, found.values) == (1, 4)
-    assert not found.is_reliable
+    result = of([run(99.0, 111, 113, 115)])
+    assert (result.failed, result.values) == (1, 4)
+    assert not result.is_reliable
     far = of([run(1000.0, 1001, 1002, 1003)])
     assert far.is_reliable
     assert far.false_alarm is not None
@@ -120,8 +120,8 @@ def test_failed_values_are_counted_and_make_false_alarms_more_likely() -> None:
 
 
 def test_one_gpu_in_two_runs_is_one_part_with_two_values() -> None:
-    found = of([run(110.5, 111, 113), run(110.0, 112, 113)])
-    assert (found.parts, found.values) == (3, 6)
+    result = of([run(110.5, 111, 113), run(110.0, 112, 113)])
+    assert (result.parts, result.values) == (3, 6)
 
 
 def test_relative_fault_is_a_share_of_the_mean() -> None:
@@ -130,9 +130,9 @@ def test_relative_fault_is_a_share_of_the_mean() -> None:
     Their mean is 1.11 and their standard deviation is 0.01. A prediction for one more part multiplies this deviation by
     sqrt(1 + 1/3), which gives 0.011547. 6.965 is the 0.99 quantile of Student's t distribution with 2 degrees of freedom.
     """
-    found = of([run(110.0, 111.0, 112.0)], rule(unit="B/s"))
-    assert found.freedom == 2.0
-    assert found.fault == pytest.approx((0.11 + 6.965 * 0.011547) / 1.11, rel=1e-3)
+    result = of([run(110.0, 111.0, 112.0)], rule(unit="B/s"))
+    assert result.freedom == 2.0
+    assert result.fault == pytest.approx((0.11 + 6.965 * 0.011547) / 1.11, rel=1e-3)
 
 
 def test_spread_between_runs_adds_to_the_spread_between_parts() -> None:
@@ -141,20 +141,20 @@ def test_spread_between_runs_adds_to_the_spread_between_parts() -> None:
     The two runs of each part have the variance 2. A mean of two runs varies by half of it, so the variance of the means already
     contains that half. Only the other half is added.
     """
-    found = of([run(109.0, 110.0, 111.0), run(111.0, 112.0, 113.0)])
+    result = of([run(109.0, 110.0, 111.0), run(111.0, 112.0, 113.0)])
     variance = 1 * (1 + 1 / 3) + 2 * (1 - 1 / 2)
     freedom = variance**2 / ((4 / 3) ** 2 / 2 + 1**2 / 3)
-    assert found.freedom == pytest.approx(int(freedom * 10) / 10)
-    assert found.false_alarm is not None
-    assert found.false_alarm < 0.01
+    assert result.freedom == pytest.approx(int(freedom * 10) / 10)
+    assert result.false_alarm is not None
+    assert result.false_alarm < 0.01
 
 
 def test_figures_that_were_not_measured_are_not_counted() -> None:
     def absent(item: Observation) -> Observation:
         return replace(item, status=SKIPPED, value=None, reason="no") if item.value == 1.0 else item
 
-    found = of([run(1.0, 110.5, 111, 113, change=absent)])
-    assert (found.values, found.parts, found.failed) == (3, 3, 0)
+    result = of([run(1.0, 110.5, 111, 113, change=absent)])
+    assert (result.values, result.parts, result.failed) == (3, 3, 0)
 
 
 def test_only_verdicts_that_compare_a_value_are_counted() -> None:
@@ -239,8 +239,8 @@ def test_value_of_a_gang_that_two_hosts_report_is_counted_once_in_each_run() -> 
         item = builders.observation(name, 5e11, scope="gang=r1", stage="gang", size_bytes=8)
         evidence[host] = host_evidence(plan, host, observations=(item,))
     chosen = criterion(name, id="floor", operator="ge", value=1e11, unit="B/s", scope="gang")
-    found = of([(plan, evidence), (plan, evidence)], chosen)
-    assert (found.parts, found.values) == (1, 2)
+    result = of([(plan, evidence), (plan, evidence)], chosen)
+    assert (result.parts, result.values) == (1, 2)
 
 
 def test_limit_that_differs_between_runs_is_not_stated() -> None:
@@ -251,9 +251,9 @@ def test_limit_that_differs_between_runs_is_not_stated() -> None:
 
 @pytest.mark.parametrize(("operator", "limit", "failed"), [("ge", 100.0, 0), ("gt", 100.0, 0), ("le", 100.0, 4)])
 def test_false_alarm_of_few_parts_without_a_spread_is_not_stated(operator: str, limit: float, failed: int) -> None:
-    found = of([run(110.5, 110.5), run(110.5, 110.5)], rule(operator=operator, value=limit))
-    assert (found.kind, found.is_stated, found.false_alarm) == (RELATIVE, False, None)
-    assert found.failed == failed
+    result = of([run(110.5, 110.5), run(110.5, 110.5)], rule(operator=operator, value=limit))
+    assert (result.kind, result.is_stated, result.false_alarm) == (RELATIVE, False, None)
+    assert result.failed == failed
 
 
 def test_two_links_of_a_gpu_and_a_fan_of_the_host_are_three_parts() -> None:
@@ -271,8 +271,8 @@ def test_degrees_of_freedom_depend_on_how_often_each_part_was_measured() -> None
     The variances within the parts are 1, 2 and 2, with 2, 1 and 1 degrees of freedom.
     """
     runs = [run(109.0, 110.0, 111.0), run(111.0, 112.0, 113.0), run(110.0)]
-    found = of(runs)
+    result = of(runs)
     within = (1.0 * 2 + 2.0 + 2.0) / 4
     rest, of_means = within * (1 - (1 / 3 + 1 / 2 + 1 / 2) / 3), 1 * (1 + 1 / 3)
     freedom = (rest + of_means) ** 2 / (of_means**2 / 2 + rest**2 / 4)
-    assert found.freedom == pytest.approx(int(freedom * 10) / 10)
+    assert result.freedom == pytest.approx(int(freedom * 10) / 10)

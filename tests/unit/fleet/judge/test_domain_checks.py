@@ -225,9 +225,9 @@ def test_number_of_hosts_in_the_imex_configuration_is_compared_with_the_inventor
     plan: Plan, count: Value, expected: str | None
 ) -> None:
     verdicts = judged(view("t0", {**healthy("t0"), NODES: {"host": count}}, plan=plan))
-    found = [item for item in verdicts if item.name == NODES]
-    assert [item.verdict for item in found] == ([expected] if expected else [])
-    for item in found:
+    result = [item for item in verdicts if item.name == NODES]
+    assert [item.verdict for item in result] == ([expected] if expected else [])
+    for item in result:
         wanted = sum(host.nvlink_domain == "nvl1" for host in plan.hosts)
         assert (item.value, item.limit, item.operator) == (count, wanted, "ge")
         hosts = "1 host" if count == 1 else f"{count} hosts"
@@ -255,8 +255,8 @@ def test_last_reading_of_the_number_of_imex_hosts_is_judged() -> None:
     ],
 )
 def test_connections_of_a_host_without_an_address_are_inconclusive(readings: Readings, why: str) -> None:
-    found = of_name(judged(view("t0", {STATE: {"host": "ready"}, **readings})), CONNECTION)
-    assert found == [("t0", INCONCLUSIVE, "none", f"the IMEX connections of the host could not be read: {why}")]
+    result = of_name(judged(view("t0", {STATE: {"host": "ready"}, **readings})), CONNECTION)
+    assert result == [("t0", INCONCLUSIVE, "none", f"the IMEX connections of the host could not be read: {why}")]
 
 
 def connection_verdict(own: Mapping[str, str], *others: HostView, **readings: Any) -> tuple[str, str, str] | None:
@@ -267,8 +267,8 @@ def connection_verdict(own: Mapping[str, str], *others: HostView, **readings: An
     """
     states = dict.fromkeys(HOSTS[1:], "connected") | dict(own)
     first = {**healthy("t0"), **connections({other: state for other, state in states.items() if state}), **readings}
-    found = of_name(judged(view("t0", first), *others), CONNECTION)
-    return next((item[1:] for item in found if item[0] == "t0"), None)
+    result = of_name(judged(view("t0", first), *others), CONNECTION)
+    return next((item[1:] for item in result if item[0] == "t0"), None)
 
 
 BAD = "recovering"

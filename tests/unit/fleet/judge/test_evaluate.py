@@ -249,8 +249,8 @@ def lost(status: str = ERROR) -> Metric:
 def test_verdict_on_a_reading_that_some_or_all_snapshots_lack(
     metrics: list[Metric], fields: dict[str, Any], expected: str | None
 ) -> None:
-    found = outcomes(criterion(**fields), snapshots=snapshots(*([item] for item in metrics)))
-    assert [verdict for _, verdict, _ in found] == ([expected] if expected else [])
+    result = outcomes(criterion(**fields), snapshots=snapshots(*([item] for item in metrics)))
+    assert [verdict for _, verdict, _ in result] == ([expected] if expected else [])
 
 
 def test_error_of_a_power_reading_is_ignored_if_the_last_snapshot_has_a_value() -> None:
@@ -264,8 +264,8 @@ def test_error_of_a_power_reading_is_ignored_if_the_last_snapshot_has_a_value() 
         ((power(500.0), power(), power(500.0)), PASS),
         ((power(500.0), power(500.0), power()), INCONCLUSIVE),
     ):
-        found = outcomes(rule, snapshots=snapshots(*([item] for item in readings)))
-        assert [item[1] for item in found] == [verdict]
+        result = outcomes(rule, snapshots=snapshots(*([item] for item in readings)))
+        assert [item[1] for item in result] == [verdict]
 
 
 def test_failure_by_impossible_values_alone_is_inconclusive() -> None:
@@ -285,8 +285,8 @@ def test_failure_by_impossible_values_alone_is_inconclusive() -> None:
         assert outcomes(rule, snapshots=snapshots(*map(heat, values))) == [("gpu=0", verdict, reason)]
     figure: Observation = builders.observation("stress.temperature", 9999.0, scope="gpu=0", unit="Cel")
     of_figure = replace(rule, name="stress.temperature")
-    (found,) = verdicts(of_figure, host_view(ONE, observations=(figure,), packs=[pack(of_figure)]))
-    assert (found.verdict, found.criterion, found.stage, found.name) == (
+    (result,) = verdicts(of_figure, host_view(ONE, observations=(figure,), packs=[pack(of_figure)]))
+    assert (result.verdict, result.criterion, result.stage, result.name) == (
         INCONCLUSIVE,
         "c",
         "benchmark",
@@ -301,8 +301,8 @@ def test_failure_by_impossible_values_alone_is_inconclusive() -> None:
 def test_host_or_gpu_without_a_reading_is_reported_as_not_observed(scope: str, expected: list[str]) -> None:
     view = host_view(TWO, "h1", reading(1))
     groups = [[builders.observation("gpu.thing", 1, scope="gpu=0,link=1")]]
-    found = [*judge_unobserved(view, criterion(scope=scope), groups)]
-    assert [(item.scope, item.verdict, item.reason, item.name) for item in found] == [
+    result = [*judge_unobserved(view, criterion(scope=scope), groups)]
+    assert [(item.scope, item.verdict, item.reason, item.name) for item in result] == [
         (part, INCONCLUSIVE, "not observed", "gpu.thing") for part in expected
     ]
     nothing = [item.scope for item in judge_unobserved(view, criterion(scope=scope), [])]
@@ -354,11 +354,11 @@ RATE = criterion("gpu.repeats", operator="le", value=10, per_hour=True)
 def test_rate_of_a_counter_before_the_run_is_judged(
     counts: tuple[int, ...], uptime: float | None, verdict: str, value: float | None
 ) -> None:
-    found = counted(RATE, *counts, uptime=uptime)
-    assert (found.verdict, found.value) == (verdict, value)
-    assert ("before the run" in found.detail) is (verdict == FAIL)
+    result = counted(RATE, *counts, uptime=uptime)
+    assert (result.verdict, result.value) == (verdict, value)
+    assert ("before the run" in result.detail) is (verdict == FAIL)
     if verdict == INCONCLUSIVE:
-        assert found.reason == "the uptime of the host is not known, so the rate of the counter cannot be computed"
+        assert result.reason == "the uptime of the host is not known, so the rate of the counter cannot be computed"
 
 
 @pytest.mark.parametrize(
@@ -374,8 +374,8 @@ def test_rate_of_a_counter_before_the_run_is_judged(
 def test_rate_of_a_counter_during_the_run_is_judged(
     counts: tuple[int, ...], uptime: float | None, verdict: str, kind: str
 ) -> None:
-    found = counted(replace(RATE, delta=True), *counts, uptime=uptime)
-    assert (found.verdict, found.kind) == (verdict, kind)
+    result = counted(replace(RATE, delta=True), *counts, uptime=uptime)
+    assert (result.verdict, result.kind) == (verdict, kind)
     if verdict == FAIL:
-        assert "wanted ≤ 10" in found.reason
-        assert found.stage == "benchmark"
+        assert "wanted ≤ 10" in result.reason
+        assert result.stage == "benchmark"

@@ -68,11 +68,11 @@ def test_model_of_each_gpu_is_compared_with_the_inventory(
     names: tuple[str, ...], verdict: str, reason: str, action: str
 ) -> None:
     plan = on_host(TWO, gpu_model="h200-sxm")
-    found = [
+    result = [
         *gpu_models(host_view(plan, packs=[pack(gpu_names=names), pack(name="other", gpu_names=("NVIDIA H200",))]))
     ]
-    assert [(item.scope, item.serial) for item in found] == [("gpu=0", "h1-0"), ("gpu=1", "h1-1")]
-    for item in found:
+    assert [(item.scope, item.serial) for item in result] == [("gpu=0", "h1-0"), ("gpu=1", "h1-1")]
+    for item in result:
         assert (item.host, item.name, item.verdict, item.reason, item.action) == (
             "h1",
             "gpu.name",
@@ -90,8 +90,8 @@ def test_model_of_a_measured_gpu_is_unknown_if_the_record_does_not_list_the_gpu(
     for model in ("h200-sxm", ""):
         plan = on_host(TWO, gpu_model=model)
         view = host_view(plan, packs=[pack()], gpus=(builders.gpu("h1", 0),))
-        found = [(item.scope, item.verdict, item.reason) for item in gpu_models(view) if item.scope != "gpu=0"]
-        assert found == [("gpu=1", INCONCLUSIVE, "the GPU does not report its name")]
+        result = [(item.scope, item.verdict, item.reason) for item in gpu_models(view) if item.scope != "gpu=0"]
+        assert result == [("gpu=1", INCONCLUSIVE, "the GPU does not report its name")]
 
 
 def test_gpu_model_is_not_judged_on_cpu_hosts_or_unmeasured_gpus() -> None:
@@ -152,20 +152,20 @@ def test_identity_that_differs_between_two_records_fails(name: str) -> None:
     [((10.0, 20.0, 30.0), False), ((10.0, 10.0), False), ((10, 20, 5), True), ((20.0, "5"), False), ((20.0, None, 5.0), True)],
 )  # fmt: skip
 def test_uptime_that_falls_shows_a_reboot(uptimes: Sequence[Any], is_rebooted: bool) -> None:
-    found = [
+    result = [
         (item.name, item.scope, item.reason, item.verdict, item.kind)
         for item in identity_changes(with_readings("host.uptime", *uptimes, scope="host"))
     ]
     reason = "the host rebooted during the run: its counters were reset"
     expected = [("host.uptime", "host", reason, INCONCLUSIVE, VerdictKind.CONTRADICTORY)]
-    assert found == (expected if is_rebooted else [])
+    assert result == (expected if is_rebooted else [])
 
 
 def test_each_snapshot_with_a_failed_collector_is_inconclusive() -> None:
     view = with_readings("collector.ok", 1.0, None, None, scope="collector=nvml")
-    found = [(item.name, item.scope, item.stage, item.reason, item.kind) for item in collector_failures(view)]
+    result = [(item.name, item.scope, item.stage, item.reason, item.kind) for item in collector_failures(view)]
     reason = "error before benchmark: x"
-    assert found == [("collector.ok", "collector=nvml", "benchmark", reason, VerdictKind.ERROR)] * 2
+    assert result == [("collector.ok", "collector=nvml", "benchmark", reason, VerdictKind.ERROR)] * 2
     assert [*collector_failures(with_readings("gpu.thing", None))] == []
 
 
@@ -247,8 +247,8 @@ def test_stage_without_any_observation_has_one_verdict() -> None:
 
 def test_each_missing_figure_has_a_verdict_if_any_figure_was_observed() -> None:
     view = host_view(TWO, observations=(figure(),), launches=launches("failed"))
-    found = [(item.name, item.scope, item.reason, item.kind) for item in missing_observations(view)]
-    assert found == [
+    result = [(item.name, item.scope, item.reason, item.kind) for item in missing_observations(view)]
+    assert result == [
         (NAME, "gpu=1", "not observed; failed 0", VerdictKind.MISSING),
         (STAGE, "host", "failed: failed 0", VerdictKind.UNFINISHED),
     ]
@@ -309,9 +309,9 @@ def test_pairs_with_a_host_that_did_not_take_part_are_not_missing() -> None:
     for members, partners in ((ALL, ["h2", "h3"]), (("h1", "h2"), ["h2"]), ((), ["h2", "h3"])):
         other = builders.observation(PAIR, 1.0, scope="gpu=0", stage="gang")
         of_gang = (builders.launch("gang", members),) if members else ()
-        found = absences(plan, observations=(other,), launches=of_gang, snapshots=(
+        result = absences(plan, observations=(other,), launches=of_gang, snapshots=(
             Snapshot(stage="gang", phase="after", at=builders.WHEN, duration_s=0.1, metrics=()),))  # fmt: skip
-        assert sorted({scope.partition("partner=")[2] for name, scope, _ in found if name == PAIR}) == partners
+        assert sorted({scope.partition("partner=")[2] for name, scope, _ in result if name == PAIR}) == partners
 
 
 @pytest.mark.parametrize(("members", "is_expected"), [(ALL, False), (("h1", "h2"), True), ((), True)])
@@ -327,21 +327,21 @@ def test_hypercube_is_not_missing_if_the_number_of_ranks_is_no_power_of_two(
     }
     plan = replace(four, expected=(item,))
     of_gang = (builders.launch("gang", members),) if members else ()
-    found = absences(plan, observations=(), launches=of_gang, snapshots=(read["gang"],))
-    assert [name for name, *_ in found] == ([name] if is_expected else [])
+    result = absences(plan, observations=(), launches=of_gang, snapshots=(read["gang"],))
+    assert [name for name, *_ in result] == ([name] if is_expected else [])
     # A hypercube within one host does not depend on the number of hosts in the launch.
     alone = replace(four, expected=(replace(item, stage="benchmark", scope="host"),))
-    found = absences(alone, observations=(), launches=(builders.launch("benchmark", ALL),), snapshots=(
+    result = absences(alone, observations=(), launches=(builders.launch("benchmark", ALL),), snapshots=(
         read["benchmark"],))  # fmt: skip
-    assert [name for name, *_ in found] == [name]
+    assert [name for name, *_ in result] == [name]
 
 
 def test_reason_of_an_unobserved_gang_stage_states_whether_the_host_has_a_record_of_the_gang() -> None:
     plan = expecting("collective.all_reduce.busbw")
     no_record = "there is no record of the stage from this host"
     for gang, why in (("", no_record), (GANG, NOT_STARTED)):
-        found = absences(plan, observations=(), launches=(), snapshots=(), gang=gang)
-        assert found == [("stage.gang", "host", f"nothing was observed; {why}")]
+        result = absences(plan, observations=(), launches=(), snapshots=(), gang=gang)
+        assert result == [("stage.gang", "host", f"nothing was observed; {why}")]
 
 
 # Errors of figures that the plan does not expect
@@ -457,13 +457,13 @@ def split(*members: Mapping[int, tuple[str, ...]], plan: Plan = GANGS, **fields:
 
 
 def test_hosts_of_a_gang_that_never_launched_together_are_inconclusive() -> None:
-    found = split({1: ("h1", "h2")}, {1: ("h1", "h2")}, {2: ("h3",)})
-    assert [(item.host, item.reason) for item in found] == [
+    result = split({1: ("h1", "h2")}, {1: ("h1", "h2")}, {2: ("h3",)})
+    assert [(item.host, item.reason) for item in result] == [
         ("h1", "launched with h1, h2, but never with h3"),
         ("h2", "launched with h1, h2, but never with h3"),
         ("h3", "launched with h3, but never with h1, h2"),
     ]
-    for item in found:
+    for item in result:
         assert (item.scope, item.name, item.stage, item.verdict) == (f"gang={GANG}", "stage.gang", "gang", INCONCLUSIVE)
         assert (item.criterion, item.source, item.kind) == ("plan", "plan", VerdictKind.UNFINISHED)
 
@@ -502,10 +502,10 @@ def contradictions(
 
 
 def test_records_that_list_different_members_of_one_launch_are_inconclusive() -> None:
-    found = contradictions((2, ALL), (2, ("h2", "h3")))
+    result = contradictions((2, ALL), (2, ("h2", "h3")))
     reason = "the records of the gang's hosts list different members of launch 2: (h1, h2, h3) and (h2, h3)"
-    assert [(item.host, item.reason) for item in found] == [("h1", reason), ("h2", reason)]
-    for item in found:
+    assert [(item.host, item.reason) for item in result] == [("h1", reason), ("h2", reason)]
+    for item in result:
         assert (item.scope, item.name, item.stage, item.verdict) == (f"gang={GANG}", "stage.gang", "gang", INCONCLUSIVE)
         assert (item.criterion, item.source, item.kind) == ("plan", "plan", VerdictKind.CONTRADICTORY)
 

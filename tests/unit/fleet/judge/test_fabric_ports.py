@@ -47,12 +47,12 @@ def totals(
     metrics.append(Metric(name="network.speed", unit="B/s", values=interfaces or {}))
     before = host_evidence(PLAN, "h1", *metrics)
     after = with_port_totals(before)
-    found = [shot.metrics[len(metrics) :] for shot in after.snapshots()]
-    assert found == [found[0]] * 3
-    assert [(item.name, item.unit) for item in found[0]] == [
+    result = [shot.metrics[len(metrics) :] for shot in after.snapshots()]
+    assert result == [result[0]] * 3
+    assert [(item.name, item.unit) for item in result[0]] == [
         ("fabric_ports.active", "1"), ("fabric_ports.rate", "B/s"),
-    ][: len(found[0])]  # fmt: skip
-    return {item.name.partition(".")[2]: item.values.get("host", item.absent.get("host")) for item in found[0]}
+    ][: len(result[0])]  # fmt: skip
+    return {item.name.partition(".")[2]: item.values.get("host", item.absent.get("host")) for item in result[0]}
 
 
 @pytest.mark.parametrize(

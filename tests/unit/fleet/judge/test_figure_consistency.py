@@ -38,9 +38,9 @@ def absent(item: Observation) -> Observation:
 
 def problems(*items: Observation, view: HostView = VIEW, is_soak: bool = False) -> list[Problem]:
     """Return name, scope and reason of each problem of the figures."""
-    found = list(figure_problems(view, items, figure_structure(view, items, is_soak=is_soak)))
-    assert {stage for *_, stage in found} <= {item.stage for item in items}
-    return [(name, scope, reason) for name, scope, reason, _ in found]
+    result = list(figure_problems(view, items, figure_structure(view, items, is_soak=is_soak)))
+    assert {stage for *_, stage in result} <= {item.stage for item in items}
+    return [(name, scope, reason) for name, scope, reason, _ in result]
 
 
 def reasons(*items: Observation, view: HostView = VIEW, is_soak: bool = False) -> list[str]:
@@ -381,9 +381,9 @@ def test_other_times_and_amounts_may_differ() -> None:
 )  # fmt: skip
 def test_figure_below_its_lowest_credible_value_is_reported(name: str, lowest: float, too_low: float) -> None:
     assert problems(figure(name, lowest)) == []
-    (found,) = problems(figure(name, too_low))
-    assert found[:2] == (name, "gpu=0")
-    assert f"{too_low:g}" in found[2]
+    (result,) = problems(figure(name, too_low))
+    assert result[:2] == (name, "gpu=0")
+    assert f"{too_low:g}" in result[2]
     is_time = name != "overlap.slowdown"
     assert len(problems(figure(name, too_low), view=host_view(REHEARSAL))) == int(is_time)
 
@@ -416,8 +416,8 @@ def test_number_of_ranks_must_be_that_of_a_launch_of_the_gang(
         replace(figure("site.figure", 1.0, f"gpu={at}", world_size=ranks), stage="gang")
         for at, ranks in enumerate(stated)
     ]
-    found = reasons(*items, view=launched(*launches))
-    assert [reason for reason in found if reason.startswith("measured")] == expected
+    result = reasons(*items, view=launched(*launches))
+    assert [reason for reason in result if reason.startswith("measured")] == expected
 
 
 def collective(kind: str, value: Any, op: str = "all_reduce", **params: Any) -> Observation:
@@ -441,8 +441,8 @@ def test_bandwidth_times_latency_is_roughly_the_size_of_the_message(
     rate: float, latency: float, params: dict[str, Any], count: int
 ) -> None:
     items = [collective("algbw", rate, **params), collective("latency", latency, **params)]
-    found = reasons(*items)
-    assert len([reason for reason in found if "but the settings give" in reason]) == count
+    result = reasons(*items)
+    assert len([reason for reason in result if "but the settings give" in reason]) == count
 
 
 @pytest.mark.parametrize("other", [{"size_bytes": 1}, {"placement": "pair"}, {"world_size": 3}])
@@ -470,8 +470,8 @@ def test_bus_bandwidth_is_roughly_the_bandwidth_times_the_factor_of_the_collecti
     algbw: float, busbw: float, op: str, ranks: int, count: int
 ) -> None:
     items = [collective("algbw", algbw, op, world_size=ranks), collective("busbw", busbw, op, world_size=ranks)]
-    found = [reason for reason in reasons(*items, view=host_view(PLAN, launches=())) if "times the" in reason]
-    assert len(found) == count
+    result = [reason for reason in reasons(*items, view=host_view(PLAN, launches=())) if "times the" in reason]
+    assert len(result) == count
 
 
 def test_throughput_under_stress_is_roughly_the_product_of_its_factors() -> None:
@@ -601,10 +601,10 @@ def test_transport_must_agree_with_what_other_figures_of_the_benchmark_state(
 def test_benchmarks_take_no_longer_than_their_launches(times: Sequence[float], count: int) -> None:
     # The launch takes 1 s, and the sum of the times may exceed this by `DURATION_TOLERANCE_S`, 1 s.
     items = [figure("benchmark.duration", value, "host", benchmark=f"b{at}") for at, value in enumerate(times)]
-    found = problems(*items)
-    assert len(found) == count
+    result = problems(*items)
+    assert len(result) == count
     if count:
-        assert found == [("benchmark.duration", "host", "the benchmarks took 2 s, but their launches took only 1 s")]
+        assert result == [("benchmark.duration", "host", "the benchmarks took 2 s, but their launches took only 1 s")]
     assert problems(*items, is_soak=True) == []
     assert problems(*items, view=host_view(PLAN, launches=())) == []
     assert problems(*[replace(item, status=SKIPPED, value=None, reason="no") for item in items]) == []

@@ -93,9 +93,9 @@ def test_every_statistic_is_tested() -> None:
 def test_complete_completes_the_paths_machines_and_stated_values(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stats, found = FleetStats(Planned(PLAN)), []
-    monkeypatch.setattr(stats.paths, "find_normal_paths", found.append)
-    monkeypatch.setattr(stats.machines, "complete", lambda: found.append("machines"))
-    monkeypatch.setattr(stats.stated, "complete", lambda: found.append("stated"))
+    stats, result = FleetStats(Planned(PLAN)), []
+    monkeypatch.setattr(stats.paths, "find_normal_paths", result.append)
+    monkeypatch.setattr(stats.machines, "complete", lambda: result.append("machines"))
+    monkeypatch.setattr(stats.stated, "complete", lambda: result.append("stated"))
     stats.complete()
-    assert found == [stats.figures, "machines", "stated"]
+    assert result == [stats.figures, "machines", "stated"]

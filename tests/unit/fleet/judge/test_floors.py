@@ -513,9 +513,9 @@ def _fails_at_half(item: Observation, links: int) -> bool:
 def test_half_of_every_rate_fails_unless_its_floor_is_low(model: str, count: int) -> None:
     for path, links in _paths(model, count):
         figures = [item for item in scaled(host_rates(model, count, links), 0.5) if _fails_at_half(item, links)]
-        found = outcomes(model, figures, count=count, path=path)
+        result = outcomes(model, figures, count=count, path=path)
         passed = [
-            (item.name, dict(item.params)) for item, outcome in zip(figures, found, strict=True) if outcome != FAIL
+            (item.name, dict(item.params)) for item, outcome in zip(figures, result, strict=True) if outcome != FAIL
         ]
         assert not passed, path
 
@@ -603,8 +603,8 @@ def test_healthy_fabric_passes_and_a_much_slower_fabric_fails(row: Fabric) -> No
     is_ring = row.op in ("all_gather", "reduce_scatter", "broadcast", "reduce")
     for factor, expected in ((1.0, PASS), (0.5 if is_ring else 0.1, FAIL)):
         figures = fabric_figures(row, factor)
-        found = outcomes(row.model, figures, count=row.gpus, hosts=row.hosts, gbps=row.gbps)
-        assert found == [expected] * len(figures), row.source
+        result = outcomes(row.model, figures, count=row.gpus, hosts=row.hosts, gbps=row.gbps)
+        assert result == [expected] * len(figures), row.source
 
 
 @pytest.mark.parametrize("hosts", [2, 3])
@@ -630,8 +630,8 @@ def test_every_rate_between_hosts_has_a_floor(model: str, gpus: int, hosts: int)
 
     healthy = {"h100-sxm": 36e9, "a10": 25e9}[model]  # 0.72 of the port, or 0.78 of PCIe
     for rate, expected in ((healthy, PASS), (1e6, FAIL)):
-        found = outcomes(model, figures(rate), count=gpus, hosts=hosts, gbps=400)
-        assert set(found) == {expected}
+        result = outcomes(model, figures(rate), count=gpus, hosts=hosts, gbps=400)
+        assert set(result) == {expected}
 
 
 class OverPcie(NamedTuple):
@@ -672,8 +672,8 @@ def test_fabric_of_hosts_without_nvlink_is_judged_by_the_path_within_the_hosts(r
             figure(name, row.between * factor * 1e9, scope="gang=g", stage="gang", size_bytes=size, world_size=world)
             for size in (GIB, 4 * GIB)
         ]
-        found = outcomes(row.model, [*within, *between], count=row.gpus, hosts=row.hosts, gbps=row.gbps, path="NODE")
-        assert set(found[len(within) :]) == {expected}, row.source
+        result = outcomes(row.model, [*within, *between], count=row.gpus, hosts=row.hosts, gbps=row.gbps, path="NODE")
+        assert set(result[len(within) :]) == {expected}, row.source
 
 
 def test_slow_ring_within_a_host_with_nvlinks_does_not_lower_the_limits_of_the_fabric() -> None:

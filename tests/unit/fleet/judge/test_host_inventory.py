@@ -55,13 +55,13 @@ def test_identity_normalizes_serials_and_addresses(kind: str, serial: str, norma
 def test_gpu_has_its_index_and_its_address_as_slots() -> None:
     first, second, third = (builders.gpu("h1", index) for index in range(3))
     gpus = (replace(first, pci_bus_id="00000000:1B:00.0"), replace(second, serial=""), replace(third, pci_bus_id=""))
-    found = parts(SERIAL, {}, gpus=gpus)
-    assert [(part.scope, part.serial, {*part.slots}) for part in found] == [
+    result = parts(SERIAL, {}, gpus=gpus)
+    assert [(part.scope, part.serial, {*part.slots}) for part in result] == [
         ("gpu=0", "h1-0", {"0", "0000:1b:00.0"}),
         ("gpu=2", "h1-2", {"2"}),
     ]
-    assert [part.location for part in found] == ["h1 gpu=0", "h1 gpu=2"]
-    assert not any(part.ethernet for part in found)
+    assert [part.location for part in result] == ["h1 gpu=0", "h1 gpu=2"]
+    assert not any(part.ethernet for part in result)
 
 
 @pytest.mark.parametrize(("name", "kind", "address"), [(GUID, "hca", HCA_ADDRESS), (MAC, "nic", NIC_ADDRESS)])
@@ -71,8 +71,8 @@ def test_adapter_has_its_name_and_its_address_as_slots(name: str, kind: str, add
         name: {first: "0c42:a103", second: "0c42:a104", third: "0c42:a105"},
         address: {first: "00000000:1A:00.0", second: "error: lost"},
     }
-    found = parts(name, readings)
-    assert [(part.host, part.scope, part.serial, {*part.slots}) for part in found] == [
+    result = parts(name, readings)
+    assert [(part.host, part.scope, part.serial, {*part.slots}) for part in result] == [
         ("h1", first, "0c42:a103", {"a", "0000:1a:00.0"}),
         ("h1", second, "0c42:a104", {"b"}),
         ("h1", third, "0c42:a105", {"c"}),
@@ -131,20 +131,20 @@ def test_slots_of_a_module_are_the_names_of_its_port(scope: str, slots: set[str]
 
 @pytest.mark.parametrize(("why", "is_error"), [("error: ethtool: timed out", True), ("unsupported: no module", False)])
 def test_port_whose_module_is_not_reported_has_the_reason(why: str, is_error: bool) -> None:
-    found = inventory({MODULE_SERIAL: {PORT: why}})
-    assert found.unread_ports == (
+    result = inventory({MODULE_SERIAL: {PORT: why}})
+    assert result.unread_ports == (
         UnreadPort(
             names=frozenset({"a", "a/1"}),
             reason=f"adapter a, port 1 does not report its module ({why})",
             is_error=is_error,
         ),
     )
-    assert [part for part in found.parts if part.name == MODULE_SERIAL] == []
+    assert [part for part in result.parts if part.name == MODULE_SERIAL] == []
 
 
 def test_module_with_a_serial_of_zeros_is_not_a_part_but_its_port_counts_as_read() -> None:
-    found = inventory({MODULE_SERIAL: {PORT: "000"}})
-    assert (parts(MODULE_SERIAL, {MODULE_SERIAL: {PORT: "000"}}), found.unread_ports) == ([], ())
+    result = inventory({MODULE_SERIAL: {PORT: "000"}})
+    assert (parts(MODULE_SERIAL, {MODULE_SERIAL: {PORT: "000"}}), result.unread_ports) == ([], ())
 
 
 UNREAD = "adapter a, port 2 does not report its module (unsupported: no module)"
@@ -156,19 +156,19 @@ NOT_REPORTED = "the host did not report the module at port c"
     [("a", ""), ("a/1", ""), ("a/2", UNREAD), ("", UNREAD), ("c", NOT_REPORTED)],
 )
 def test_whether_a_module_is_missing_is_unknown_if_its_port_was_not_read(slot: str, why: str) -> None:
-    found = inventory(
+    result = inventory(
         {
             MODULE_SERIAL: {PORT: "X1", "hca=b,port=1": "X2", SECOND_PORT: "unsupported: no module"},
             GUID: {"hca=c": "0c42"},
         }
     )
-    assert found.why_unknown(MODULE_SERIAL, slot) == why
-    assert [found.why_unknown(GUID, each) for each in (slot, "c")] == ["", ""]
+    assert result.why_unknown(MODULE_SERIAL, slot) == why
+    assert [result.why_unknown(GUID, each) for each in (slot, "c")] == ["", ""]
 
 
 def test_it_is_unknown_whether_a_module_is_missing_at_an_unreported_port() -> None:
-    found = inventory({MODULE_SERIAL: {PORT: "X1"}})
-    assert [found.why_unknown(MODULE_SERIAL, slot) for slot in ("", "a", "a/2")] == [
+    result = inventory({MODULE_SERIAL: {PORT: "X1"}})
+    assert [result.why_unknown(MODULE_SERIAL, slot) for slot in ("", "a", "a/2")] == [
         "", "", "the host did not report the module at port a/2"
     ]  # fmt: skip
 
@@ -217,5 +217,5 @@ def test_serial_comes_from_the_last_snapshot() -> None:
     view = host_view(PLAN, "h1", metric(GUID, {"hca=a": "0c42"}))
     first, *others = view.evidence.records[0].snapshots
     late = replace(others[-1], metrics=(metric(GUID, {"hca=a": "0c43"}),))
-    found = parts(GUID, {}, snapshots=(first, late))
-    assert [part.serial for part in found] == ["0c43"]
+    result = parts(GUID, {}, snapshots=(first, late))
+    assert [part.serial for part in result] == ["0c43"]

@@ -32,11 +32,11 @@ def problems(*copies: Observation, node: int | None = None, nodes: int | None = 
     """
     metrics = [Metric(name="pcie.numa_node", unit="1", values={"gpu=0": node})] if node is not None else []
     metrics += [Metric(name="host.numa.count", unit="1", values={"host": nodes})] if nodes is not None else []
-    found = list(locality_problems(host_view(PLAN, "h1", *metrics, observations=copies)))
-    assert {(name, scope, stage) for name, scope, _, stage in found} <= {
+    result = list(locality_problems(host_view(PLAN, "h1", *metrics, observations=copies)))
+    assert {(name, scope, stage) for name, scope, _, stage in result} <= {
         ("host_copy.bandwidth", item.scope, item.stage) for item in copies
     }
-    return [reason for _, _, reason, _ in found]
+    return [reason for _, _, reason, _ in result]
 
 
 NOT_LOCAL = (

@@ -62,8 +62,8 @@ def test_healthy_nodes_pass() -> None:
 
 @pytest.mark.parametrize("name", ["wrong_elements", "latency", "bandwidth"])
 def test_node_without_a_figure_is_inconclusive(name: str) -> None:
-    found = verdicts(lambda item: None if (item.name, item.scope) == (f"host_memory.{name}", "numa=1") else item)
-    assert {(item.name, item.scope, item.verdict) for item in found} == {(f"host_memory.{name}", "host", INCONCLUSIVE)}
+    result = verdicts(lambda item: None if (item.name, item.scope) == (f"host_memory.{name}", "numa=1") else item)
+    assert {(item.name, item.scope, item.verdict) for item in result} == {(f"host_memory.{name}", "host", INCONCLUSIVE)}
 
 
 def test_figure_with_an_error_gives_one_verdict() -> None:
@@ -72,8 +72,8 @@ def test_figure_with_an_error_gives_one_verdict() -> None:
             return replace(item, status=ERROR, value=None, reason="no slower than the cache")
         return item
 
-    (found,) = verdicts(absent)
-    assert (found.scope, found.verdict) == ("numa=1", INCONCLUSIVE)
+    (result,) = verdicts(absent)
+    assert (result.scope, result.verdict) == ("numa=1", INCONCLUSIVE)
 
 
 def test_host_of_one_node_needs_no_remote_figures() -> None:
@@ -92,21 +92,21 @@ def test_cause_of_wrong_elements_names_the_node() -> None:
 
 
 def test_slow_node_is_one_cause_on_the_node() -> None:
-    found = verdicts(scaled(0.5, "host_memory.bandwidth", "numa=1"), "h1", "h2", "h3")
-    (cause,) = causes(found)
+    result = verdicts(scaled(0.5, "host_memory.bandwidth", "numa=1"), "h1", "h2", "h3")
+    (cause,) = causes(result)
     assert (cause.host, cause.part, cause.problem, len(cause.verdicts)) == ("h1", "numa=1", "slow-host-memory", 4)
 
 
 def test_slow_processors_are_one_cause_on_the_host() -> None:
-    found = verdicts(scaled(0.5, "host_compute.throughput"), "h1", "h2", "h3")
-    (cause,) = causes(found)
+    result = verdicts(scaled(0.5, "host_compute.throughput"), "h1", "h2", "h3")
+    (cause,) = causes(result)
     assert (cause.host, cause.part, cause.problem) == ("h1", "host", "slow-host-compute")
 
 
 @pytest.mark.parametrize(("stated", "fails"), [(300, False), (400, True)])
 def test_bandwidth_is_compared_with_the_bandwidth_in_the_inventory(stated: float, fails: bool) -> None:
-    found = verdicts(lambda item: item, rackproof_host_memory_gbyteps=stated)
-    assert {item.criterion for item in found} == ({"host-memory-stated"} if fails else set())
+    result = verdicts(lambda item: item, rackproof_host_memory_gbyteps=stated)
+    assert {item.criterion for item in result} == ({"host-memory-stated"} if fails else set())
 
 
 def silent(*observations: Observation, plan: Plan | None = None) -> list[tuple[str, dict[str, Any], str]]:
@@ -124,13 +124,13 @@ def nodes(count: int, stage: str = "benchmark") -> Observation:
     [(1, {"local"}), (2, {"local", "remote"})],
 )
 def test_remote_figures_are_required_only_if_there_are_several_nodes(count: int, placements: set[str]) -> None:
-    found = silent(nodes(count))
-    assert {reason for *_, reason in found} == {
+    result = silent(nodes(count))
+    assert {reason for *_, reason in result} == {
         f"only 0 of {count} NUMA nodes report this figure or a reason for its absence"
     }
-    assert ("host_memory.wrong_elements", {}) in [(name, params) for name, params, _ in found]
-    assert {params["placement"] for _, params, _ in found if params} == placements
-    assert {params["op"] for name, params, _ in found if name == "host_memory.bandwidth"} >= {"copy", "triad"}
+    assert ("host_memory.wrong_elements", {}) in [(name, params) for name, params, _ in result]
+    assert {params["placement"] for _, params, _ in result if params} == placements
+    assert {params["op"] for name, params, _ in result if name == "host_memory.bandwidth"} >= {"copy", "triad"}
 
 
 def test_no_figure_is_required_if_the_number_of_nodes_is_text() -> None:
@@ -177,9 +177,9 @@ def cpu_readings(usable: int, online: int) -> list[Metric]:
 
 def unused(*metrics: Metric, measured: int = 1, plan: Plan | None = None) -> list[tuple[str, str]]:
     """Return name and reason of each verdict on a host with these readings. `measured`: number of NUMA nodes measured."""
-    found = [*unused_nodes(host_view(plan or plan_of("h1"), "h1", *metrics, observations=(nodes(measured),)))]
-    assert all((item.verdict, item.scope) == (INCONCLUSIVE, "host") for item in found)
-    return [(item.name, item.reason) for item in found]
+    result = [*unused_nodes(host_view(plan or plan_of("h1"), "h1", *metrics, observations=(nodes(measured),)))]
+    assert all((item.verdict, item.scope) == (INCONCLUSIVE, "host") for item in result)
+    return [(item.name, item.reason) for item in result]
 
 
 BOTH = ((56, 1 << 39), (56, 1 << 39))
@@ -187,9 +187,9 @@ BOTH = ((56, 1 << 39), (56, 1 << 39))
 
 @pytest.mark.parametrize("measured", [1, 2, 3])
 def test_number_of_measured_nodes_must_be_that_of_the_host(measured: int) -> None:
-    found = unused(*numa_readings(*BOTH), measured=measured)
-    assert [name for name, _ in found] == ([] if measured == 2 else ["host_memory.nodes"])
-    for _, reason in found:
+    result = unused(*numa_readings(*BOTH), measured=measured)
+    assert [name for name, _ in result] == ([] if measured == 2 else ["host_memory.nodes"])
+    for _, reason in result:
         assert f"{measured} NUMA nodes were measured, but the host has 2 with processors and memory" in reason
         assert ("a cpuset" in reason) == (measured < 2)
 
@@ -244,5 +244,5 @@ def test_processors_do_not_matter_if_no_benchmark_uses_them_or_in_a_rehearsal() 
 def test_host_that_was_only_partly_measured_is_not_accepted() -> None:
     plan = plan_of("h1")
     evidence = host_evidence(plan, "h1", *cpu_readings(2, 112))
-    found = judge(plan, {"h1": evidence}, ())
-    assert [item.verdict for item in found if item.name == "host.cpu.count"] == [INCONCLUSIVE]
+    result = judge(plan, {"h1": evidence}, ())
+    assert [item.verdict for item in result if item.name == "host.cpu.count"] == [INCONCLUSIVE]

@@ -82,11 +82,11 @@ def test_broken_connections_are_attributed_to_the_host_at_fault(
 ) -> None:
     domains, views = domain_of(broken, not_ready=not_ready)
     names = {address(host): host for host in HOSTS}
-    found = {
+    result = {
         host: {names.get(other, other): state for other, state in domains.broken(each).items()}
         for host, each in views.items()
     }
-    assert {host: others for host, others in found.items() if others} == attributed
+    assert {host: others for host, others in result.items() if others} == attributed
 
 
 def test_other_end_is_named_by_its_host_or_else_by_its_address() -> None:
@@ -185,8 +185,8 @@ def test_unreported_connections_do_not_count_if_every_snapshot_reports_the_domai
     domains = NvlinkDomains()
     first = view("t0", *({**STATES, **each} for each in readings))
     domains.add(first)
-    found = domains.member(first)
-    assert (found.peers, found.unreported, found.broken) == (4, unreported, {"10.88.0.2": BAD})
+    result = domains.member(first)
+    assert (result.peers, result.unreported, result.broken) == (4, unreported, {"10.88.0.2": BAD})
 
 
 @pytest.mark.parametrize(

@@ -72,9 +72,9 @@ def test_every_model_whose_links_depend_on_bridges_has_the_criterion() -> None:
 @pytest.mark.parametrize("model", LINKS)
 def test_gpu_has_all_links_of_its_bridges_or_none(model: str) -> None:
     for count in range(LINKS[model] + 1):
-        found = failed({"h1": (count, LINKS[model])}, "nvlink-bridges", model)
+        result = failed({"h1": (count, LINKS[model])}, "nvlink-bridges", model)
         expected = {} if count in (0, LINKS[model]) else {("h1", "gpu=0"): "reseat"}
-        assert found == expected, count
+        assert result == expected, count
 
 
 @pytest.mark.parametrize("model", LINKS)
@@ -82,8 +82,8 @@ def test_gpu_has_all_links_of_its_bridges_or_none(model: str) -> None:
 def test_links_that_are_lost_during_the_run_fail(model: str, lost: int) -> None:
     full = LINKS[model]
     left = 0 if lost < 0 else full - lost
-    found = failed({"h1": (full, full)}, "nvlink-bridges", model, later=(left, left))
-    assert found == {("h1", "gpu=0"): "reseat", ("h1", "gpu=1"): "reseat"}
+    result = failed({"h1": (full, full)}, "nvlink-bridges", model, later=(left, left))
+    assert result == {("h1", "gpu=0"): "reseat", ("h1", "gpu=1"): "reseat"}
 
 
 @pytest.mark.parametrize("gang", ["pair and single", "all bridged", "none bridged"])
@@ -103,8 +103,8 @@ def test_hosts_with_the_same_bridges_pass(model: str, hosts: int, gang: str) -> 
 def test_host_that_lost_a_bridge_fails_among_hosts_that_have_it(model: str, hosts: int, left: int, action: str) -> None:
     full = LINKS[model]
     fleet = {f"h{at}": (full, full, 0) for at in range(hosts)} | {"h0": (left, left, 0)}
-    found = failed(fleet, "nvlink-vs-fleet", model)
-    assert found == {("h0", "gpu=0"): action, ("h0", "gpu=1"): action}
+    result = failed(fleet, "nvlink-vs-fleet", model)
+    assert result == {("h0", "gpu=0"): action, ("h0", "gpu=1"): action}
 
 
 def wired(host: str, paths: Mapping[tuple[int, int], str], product: str = "") -> HostView:

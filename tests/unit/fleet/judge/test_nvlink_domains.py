@@ -411,21 +411,21 @@ def test_dead_link_and_the_xids_that_it_causes_are_one_cause(root: str, follower
 
 def test_xids_145_without_a_dead_link_are_separate_causes() -> None:
     codes = {host: dict.fromkeys(PCI, "145") for host in HOSTS[:2]}
-    found = causes(judged(with_xids(codes)))
-    assert {(cause.host, cause.part) for cause in found} == {(host, gpu) for host in HOSTS[:2] for gpu in PCI}
+    result = causes(judged(with_xids(codes)))
+    assert {(cause.host, cause.part) for cause in result} == {(host, gpu) for host in HOSTS[:2] for gpu in PCI}
 
 
 def test_other_xids_are_not_attributed_to_a_dead_link() -> None:
     codes = rack("t00", "145") | {"t03": {"gpu=0": "145", "gpu=1": "48"}}
-    found = causes(judged(with_xids(codes)))
-    assert {(cause.host, cause.part) for cause in found} == {("t00", "gpu=1"), ("t03", "gpu=1")}
+    result = causes(judged(with_xids(codes)))
+    assert {(cause.host, cause.part) for cause in result} == {("t00", "gpu=1"), ("t03", "gpu=1")}
 
 
 def test_xids_of_hosts_without_a_common_domain_are_not_attributed_to_a_dead_link() -> None:
     """HGX B200 hosts of one rack report these XIDs too, but each has NVSwitches of its own."""
     codes = {"t00": {"gpu=0": "145", "gpu=1": "149"}, "t03": {"gpu=0": "145"}}
-    found = causes(judged(with_xids(codes), domain=""))
-    assert {(cause.host, cause.part) for cause in found} == {("t00", "gpu=1"), ("t03", "gpu=0")}
+    result = causes(judged(with_xids(codes), domain=""))
+    assert {(cause.host, cause.part) for cause in result} == {("t00", "gpu=1"), ("t03", "gpu=0")}
 
 
 def test_xids_during_the_run_are_attributed_to_a_dead_link() -> None:

@@ -58,14 +58,14 @@ def usual() -> set[str]:
 
 @pytest.mark.parametrize("model", OTHERS)
 def test_wrong_model_in_the_inventory_is_the_only_cause_and_blames_no_part(model: str) -> None:
-    found = report(model)
-    first, *others = found.causes
-    assert found.decision == REJECTED
+    result = report(model)
+    first, *others = result.causes
+    assert result.decision == REJECTED
     assert (first.problem, first.verdict, first.action) == ("gpu-model", FAIL, "configure")
     assert first.title.endswith(f"each is an NVIDIA H200, but the inventory names {model}")
     assert len(first.parts) == 8
     assert {cause.problem for cause in others if cause.verdict == FAIL} <= usual()
-    assert [part for part in failed_parts(found.causes, found.verdicts) if part.needs_part_work] == []
+    assert [part for part in failed_parts(result.causes, result.verdicts) if part.needs_part_work] == []
     how = handling(first)
     assert "correct it" in how.now
     assert "new run" in how.now
@@ -73,12 +73,12 @@ def test_wrong_model_in_the_inventory_is_the_only_cause_and_blames_no_part(model
 
 
 def test_single_gpu_of_another_model_is_named_as_a_wrong_part() -> None:
-    found = report("h200-sxm", names=(("h1", 2, "NVIDIA H100 80GB HBM3"),))
-    (cause,) = (cause for cause in found.causes if cause.problem == "gpu-model")
+    result = report("h200-sxm", names=(("h1", 2, "NVIDIA H100 80GB HBM3"),))
+    (cause,) = (cause for cause in result.causes if cause.problem == "gpu-model")
     assert cause.title == "GPU 2 of h1 is an NVIDIA H100 80GB HBM3, but the inventory names h200-sxm"
     assert (cause.action, cause.serial) == ("inspect_hardware", "h1-2")
     assert "wrong part" in handling(cause).now
-    assert [part.serial for part in failed_parts(found.causes, found.verdicts) if part.needs_part_work] == ["h1-2"]
+    assert [part.serial for part in failed_parts(result.causes, result.verdicts) if part.needs_part_work] == ["h1-2"]
 
 
 def test_host_of_another_model_and_single_gpu_of_that_model_are_separate_causes() -> None:
@@ -100,8 +100,8 @@ def slow_copies(item: Observation) -> Observation:
 
 @pytest.mark.parametrize("model", ["h200-sxm", "h100-sxm", "h200-nvl", "b200"])
 def test_gpu_that_is_too_slow_for_every_model_has_a_separate_cause(model: str) -> None:
-    found = report(model, change=slow_copies)
-    slow = [cause for cause in found.causes if cause.problem == "slow-host-copies"]
+    result = report(model, change=slow_copies)
+    slow = [cause for cause in result.causes if cause.problem == "slow-host-copies"]
     assert {(cause.host, cause.part) for cause in slow} == {("h1", "gpu=1"), ("h2", "gpu=1")}
     assert {cause.action for cause in slow} == {"reseat"}
 
@@ -116,15 +116,15 @@ def test_failures_by_limits_of_the_named_model_keep_their_verdict() -> None:
 
 def test_wrong_model_is_the_only_cause_for_gpus_whose_model_has_no_pack() -> None:
     names = tuple((host, index, "NVIDIA Z900") for host in ("h1", "h2") for index in range(4))
-    found = report("b200", names=names)
-    assert {cause.problem for cause in found.causes if cause.verdict == FAIL} - usual() == {"gpu-model"}
+    result = report("b200", names=names)
+    assert {cause.problem for cause in result.causes if cause.verdict == FAIL} - usual() == {"gpu-model"}
 
 
 def test_waiver_for_the_model_does_not_blame_parts_for_its_limits() -> None:
     waiver = Waiver(criterion="gpu-model", who="Ann", why="agreed", until="2099-12-31", host="h1")
-    found = report("b200", waivers=(waiver, replace(waiver, host="h2")))
-    failed = [cause for cause in found.causes if cause.verdict == FAIL and cause.waiver is None]
+    result = report("b200", waivers=(waiver, replace(waiver, host="h2")))
+    failed = [cause for cause in result.causes if cause.verdict == FAIL and cause.waiver is None]
     (cause,) = (cause for cause in failed if cause.problem not in usual())
     assert (cause.problem, cause.action, cause.hosts) == ("limits-of-other-model", "configure", ("h1", "h2"))
     assert "which is not the model of its GPUs" in cause.title
-    assert [part for part in failed_parts(found.causes, found.verdicts) if part.needs_part_work] == []
+    assert [part for part in failed_parts(result.causes, result.verdicts) if part.needs_part_work] == []

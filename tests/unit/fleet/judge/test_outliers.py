@@ -449,8 +449,8 @@ def view(*observations: Observation, metrics: tuple[Metric, ...] = (), packs: tu
 def test_figure_of_a_part_is_its_last_finite_value() -> None:
     lost = replace(figure(1.0, scope="gpu=1"), status=ERROR, value=None, reason="lost")
     host = view(figure(5.0), figure(6.0), figure(math.inf), figure("text"), figure(7.0, scope="gpu=1"), lost)
-    found = FleetFigures(Planned(PLAN)).figures(host, "stress.throughput")
-    assert [(scope, number) for _, scope, number in found] == [("gpu=0", 6.0), ("gpu=1", 7.0)]
+    result = FleetFigures(Planned(PLAN)).figures(host, "stress.throughput")
+    assert [(scope, number) for _, scope, number in result] == [("gpu=0", 6.0), ("gpu=1", 7.0)]
 
 
 @pytest.mark.parametrize(

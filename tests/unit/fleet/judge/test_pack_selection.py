@@ -45,8 +45,8 @@ def selected(
     `names`: names of its GPUs; `model`: its GPU model in the inventory.
     """
     gpus = [replace(gpu, name=name) for gpu, name in zip(GPUS, [*names, *names], strict=False)] if names else []
-    found, why = select_packs(PLAN, replace(HOST, gpu_model=model), gpus, packs)
-    return [item.name for item in found], why
+    result, why = select_packs(PLAN, replace(HOST, gpu_model=model), gpus, packs)
+    return [item.name for item in result], why
 
 
 @pytest.mark.parametrize(
@@ -77,13 +77,13 @@ def test_no_pack_of_a_model_is_selected_if_two_packs_list_the_name_of_the_gpu() 
 def test_rehearsal_gets_the_criteria_on_ports_only_if_ports_are_judged(judges_ports: bool) -> None:
     plan = replace(builders.with_benchmarks(PLAN, benchmark={"verbs": {}}), rehearsal=True)
     host = replace(HOST, verbs_required=judges_ports)
-    found, why = select_packs(plan, host, GPUS, PACKS)
+    result, why = select_packs(plan, host, GPUS, PACKS)
     assert why == ""
-    assert [item.name for item in found] == ["rehearsal", *(["common"] if judges_ports else []), "site"]
+    assert [item.name for item in result] == ["rehearsal", *(["common"] if judges_ports else []), "site"]
     if judges_ports:
-        assert [item.id for item in found[1].criteria] == ["rate"]
+        assert [item.id for item in result[1].criteria] == ["rate"]
         again, _ = select_packs(plan, host, GPUS, PACKS)
-        assert again[1] is found[1]
+        assert again[1] is result[1]
 
 
 def values_by_id(*packs: Pack) -> dict[str, Any]:

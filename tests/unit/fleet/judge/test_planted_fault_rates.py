@@ -94,17 +94,17 @@ def test_repetitions_are_scaled_to_the_time_that_the_profile_gives_a_workload() 
     counts = (figure("digest.mismatches", 0, workload="gemm", repetitions=100),
               figure("digest.mismatches", 0, "gpu=1", workload="gemm", repetitions=40),
               figure("digest.wrong_peer_copies", 0, "gpu=0,peer=1", copy="copy", repetitions=8))  # fmt: skip
-    found = of_run(*counts)
+    result = of_run(*counts)
     # The run divided its 6 s equally between `gemm`, `sort` and the copies between GPUs: 2 s each. In 2 s, gpu=1 (the slower GPU)
     # repeated `gemm` 40 times. The profile divides 12 s between `gemm`, `copy` and the copies between GPUs: 4 s each. In 4 s,
     # `gemm` is repeated 80 times. The 80 results are compared with one earlier result, so 81 results are checked. A copy is
     # compared with the right data, so no result is added. The run measured `copy` only between GPUs, 8 times in 2 s. This rate is
     # used for the workload `copy` too.
-    assert found["gemm"].repetitions == pytest.approx(81)
-    assert found["copy"].repetitions == pytest.approx(8 / 2 * 4)
-    assert found["copy to each of the other GPUs"].repetitions == pytest.approx(16)
-    assert (found["gemm"].elements, found["copy to each of the other GPUs"].elements) == (64 * 64, 2 * 64 * 64)
-    assert {(item.model, item.profile, item.stage, item.benchmark) for item in found.values()} == {
+    assert result["gemm"].repetitions == pytest.approx(81)
+    assert result["copy"].repetitions == pytest.approx(8 / 2 * 4)
+    assert result["copy to each of the other GPUs"].repetitions == pytest.approx(16)
+    assert (result["gemm"].elements, result["copy to each of the other GPUs"].elements) == (64 * 64, 2 * 64 * 64)
+    assert {(item.model, item.profile, item.stage, item.benchmark) for item in result.values()} == {
         ("NVIDIA H200", "own", BENCHMARK, "digest")
     }
 
@@ -130,8 +130,8 @@ def test_repetitions_are_scaled_to_the_time_that_the_profile_gives_a_workload() 
 )
 def test_unusable_figure_gives_no_repetitions(unusable: Observation) -> None:
     known = figure("digest.mismatches", 0, workload="gemm", repetitions=100)
-    found = of_run(known, unusable, chosen={"digest": {"workloads": ["sort"], "peer_copies": [], "seconds": 1}})
-    assert found["sort"].repetitions is None
+    result = of_run(known, unusable, chosen={"digest": {"workloads": ["sort"], "peer_copies": [], "seconds": 1}})
+    assert result["sort"].repetitions is None
 
 
 def test_number_of_matrix_products_that_stress_compares_follows_from_its_time_in_the_profile() -> None:

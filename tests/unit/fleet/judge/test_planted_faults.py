@@ -43,8 +43,8 @@ def measured(profile: str, planned: str = "standard", **repetitions: int) -> dic
         return observation
 
     evidence = {"h1": builders.with_observations(builders.evidence(plan)["h1"], change)}
-    found = comparisons([(plan, evidence)], [read_profile(profile)])
-    return {f"{item.benchmark} {item.case}": item for item in found}
+    result = comparisons([(plan, evidence)], [read_profile(profile)])
+    return {f"{item.benchmark} {item.case}": item for item in result}
 
 
 def test_repetitions_are_those_of_the_slowest_gpu_in_proportion_to_the_time_budget() -> None:

@@ -160,8 +160,8 @@ def problems_of(observations: Sequence[Observation]) -> list[str]:
 
 
 def test_figures_that_do_not_fit_the_rate_of_the_port_are_inconclusive() -> None:
-    found = findings(fleet(), link_readings(rate=RATE / 2))
-    assert {item[1].partition(",partner")[0] for item in found} == {"hca=mlx5_0,port=1"}
+    result = findings(fleet(), link_readings(rate=RATE / 2))
+    assert {item[1].partition(",partner")[0] for item in result} == {"hca=mlx5_0,port=1"}
 
 
 @pytest.mark.parametrize(("name", "after"), [("rate", link_readings(rate=RATE / 2)), ("width", link_readings(width=2))])
@@ -174,5 +174,5 @@ def test_link_that_changes_during_the_run_is_inconclusive(name: str, after: list
 
 def test_adapter_without_a_guid_is_inconclusive_if_its_port_was_read() -> None:
     without_guid = link_readings(guids={"hca=mlx5_0": GUIDS["hca=mlx5_0"]})
-    found = findings(fleet(), without_guid, of="infiniband.hca.node_guid")
-    assert {(host, "hca=mlx5_1", "plan", INCONCLUSIVE) for host in ("h1", "h2", "h3")} <= found
+    result = findings(fleet(), without_guid, of="infiniband.hca.node_guid")
+    assert {(host, "hca=mlx5_1", "plan", INCONCLUSIVE) for host in ("h1", "h2", "h3")} <= result

@@ -88,9 +88,9 @@ NEITHER = "the port is active or tested in another stage, but has neither a figu
 
 def alone(*observations: Observation, **fields: Any) -> list[tuple[str, str, str]]:
     """Return name, scope and reason of the verdicts on the ports of h1 in the stage `benchmark` (tests without a partner)."""
-    found = list(silent_ports(view("h1", *observations, **fields)))
-    assert {item.stage for item in found} <= {"benchmark"}
-    return [(item.name, item.scope, item.reason) for item in found]
+    result = list(silent_ports(view("h1", *observations, **fields)))
+    assert {item.stage for item in result} <= {"benchmark"}
+    return [(item.name, item.scope, item.reason) for item in result]
 
 
 def test_port_with_all_figures_is_complete() -> None:
@@ -106,12 +106,12 @@ def test_missing_figure_of_a_port_is_named() -> None:
     rest = [item for item in ALONE if item.name != "verbs.latency"]
     reason = "the launch finished, but there is no figure and no reason for its absence: verbs.latency"
     assert alone(*rest) == [("verbs.latency", port(), reason)]
-    (found,) = silent_ports(view("h1", *rest))
-    assert found.params == next(
+    (result,) = silent_ports(view("h1", *rest))
+    assert result.params == next(
         item.params for item in planned_figures(SETTINGS, ("alone",)) if item.name == "verbs.latency"
     )
-    (found,) = silent_ports(view("h1"))
-    assert found.params == {}
+    (result,) = silent_ports(view("h1"))
+    assert result.params == {}
 
 
 def test_figure_with_other_settings_or_of_another_stage_does_not_count() -> None:
@@ -178,9 +178,9 @@ def together(change: Any = lambda host, items: items, **active: tuple[int, ...])
         active: host -> numbers of its active ports. On the other hosts only port 0 is active.
     """
     views = [view(host, *change(host, pair_figures(host)), active=active.get(host, (0,))) for host in HOSTS]
-    found = list(silent_pairs(views))
-    assert {item.stage for item in found} <= {"gang"}
-    return [(item.host, item.name, item.scope, item.reason) for item in found]
+    result = list(silent_pairs(views))
+    assert {item.stage for item in result} <= {"gang"}
+    return [(item.host, item.name, item.scope, item.reason) for item in result]
 
 
 def of_h1(change: Any) -> Any:
@@ -195,8 +195,8 @@ def test_pairs_with_all_figures_are_complete() -> None:
 def test_second_host_of_a_pair_needs_only_the_figures_that_both_hosts_must_have() -> None:
     one_sided = [item.name for item in planned_figures(SETTINGS, ("together",)) if not item.is_of_both_hosts]
     assert one_sided
-    found = together(of_h1(lambda items: [item for item in items if item.name not in one_sided]))
-    assert [(host, scope) for host, _, scope, _ in found] == [("h1", port(0, "h2")), ("h1", port(0, "h3"))]
+    result = together(of_h1(lambda items: [item for item in items if item.name not in one_sided]))
+    assert [(host, scope) for host, _, scope, _ in result] == [("h1", port(0, "h2")), ("h1", port(0, "h3"))]
 
     def without_ratio_on_h3(host: str, items: list[Observation]) -> list[Observation]:
         return [item for item in items if item.name != "verbs.rate_ratio" or host != "h3"]
@@ -235,10 +235,10 @@ def test_reason_excuses_the_pair_or_the_port_or_the_host_for_which_it_is_stated(
     excused = together(of_h1(lambda items: [*only_h3(items), absent(port(0, "h2"))]))
     assert ("h1", port(0, "h2")) not in {(host, scope) for host, _, scope, _ in excused}
     for scope in (port(), "host"):
-        found = together(of_h1(lambda items, scope=scope: [absent(scope)]))
+        result = together(of_h1(lambda items, scope=scope: [absent(scope)]))
         # h2 and h3 each measured a port with h1. So h1 must state figures or reasons for both partners. A reason for the port
         # names no partner, so h1 gets a verdict. A reason for the whole host excuses both partners.
-        assert {where for host, _, where, _ in found if host == "h1"} == ({"host"} if scope == port() else set())
+        assert {where for host, _, where, _ in result if host == "h1"} == ({"host"} if scope == port() else set())
 
 
 def test_failed_test_with_a_partner_excuses_all_ports_with_that_partner() -> None:

@@ -75,10 +75,10 @@ def test_bandwidth_in_each_direction_is_roughly_its_share_of_the_rate_of_the_por
     bandwidth: float, share: float, params: dict[str, str], is_wrong: bool
 ) -> None:
     way = {**SETTINGS, **params}
-    found = [item for item in problems(*bandwidth_and_share(bandwidth, share, **way)) if item[0] == "verbs.bandwidth"]
+    result = [item for item in problems(*bandwidth_and_share(bandwidth, share, **way)) if item[0] == "verbs.bandwidth"]
     rate = bandwidth / share / (2 if params else 1) if share else 0
     reason = f"the bandwidth and its verbs.rate_ratio imply a port rate of {rate:g} B/s instead of 5e+10 B/s"
-    assert found == ([("verbs.bandwidth", f"{PORT},partner=h2", reason)] if is_wrong else [])
+    assert result == ([("verbs.bandwidth", f"{PORT},partner=h2", reason)] if is_wrong else [])
 
 
 @pytest.mark.parametrize("readings", [None, [{}]], ids=["rate read", "rate not read"])
@@ -99,13 +99,13 @@ def test_bandwidth_divided_by_the_share_must_be_the_pcie_rate_if_pcie_is_slower(
         figure("rate_ratio", share, pcie_rate=pcie_rate),
         *bandwidth_and_share(4.5e10, 0.9, partner="h3"),
     ]
-    found = problems(*tests) if readings is None else problems(*tests, readings=readings)
-    assert [scope for name, scope, _ in found if name == "verbs.bandwidth"] == [f"{PORT},partner=h2"] * is_wrong
+    result = problems(*tests) if readings is None else problems(*tests, readings=readings)
+    assert [scope for name, scope, _ in result if name == "verbs.bandwidth"] == [f"{PORT},partner=h2"] * is_wrong
 
 
 def test_pcie_rate_above_the_rate_of_the_port_is_ignored() -> None:
-    found = problems(figure("bandwidth", 5.4e10), figure("rate_ratio", 0.9, pcie_rate=6e10))
-    assert [name for name, *_ in found if name == "verbs.bandwidth"]
+    result = problems(figure("bandwidth", 5.4e10), figure("rate_ratio", 0.9, pcie_rate=6e10))
+    assert [name for name, *_ in result if name == "verbs.bandwidth"]
 
 
 def test_figures_of_a_port_are_compared_with_each_other_if_its_rate_was_not_read() -> None:
@@ -120,8 +120,8 @@ def test_figures_of_a_port_are_compared_with_each_other_if_its_rate_was_not_read
 
 @pytest.mark.parametrize("other", [{"op": "read"}, {"direction": "both_ways"}, {"memory": "gpu"}, {"sharing": "alone"}])
 def test_figures_of_two_tests_are_not_combined(other: dict[str, str]) -> None:
-    found = problems(figure("bandwidth", 1e9), figure("rate_ratio", 0.9, **other))
-    assert [item for item in found if item[0] == "verbs.bandwidth"] == []
+    result = problems(figure("bandwidth", 1e9), figure("rate_ratio", 0.9, **other))
+    assert [item for item in result if item[0] == "verbs.bandwidth"] == []
 
 
 def best(value: Any, partners: int) -> Observation:
@@ -145,8 +145,8 @@ def test_best_share_must_be_roughly_the_greatest_share_and_state_the_right_numbe
     stated: float, partners: int, reason: str
 ) -> None:
     tests = [*bandwidth_and_share(4.5e10, 0.9), *bandwidth_and_share(4.0e10, 0.8, partner="h3")]
-    found = [item for item in problems(*tests, best(stated, partners)) if item[0] == "verbs.best_ratio"]
-    assert found == ([("verbs.best_ratio", PORT, reason)] if reason else [])
+    result = [item for item in problems(*tests, best(stated, partners)) if item[0] == "verbs.best_ratio"]
+    assert result == ([("verbs.best_ratio", PORT, reason)] if reason else [])
 
 
 def test_shares_of_other_tests_or_without_a_partner_do_not_change_the_best_share() -> None:

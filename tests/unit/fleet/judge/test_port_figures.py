@@ -169,8 +169,8 @@ def test_healthy_ports_pass() -> None:
 )
 def test_bad_figure_fails_exactly_these_criteria(bad: Observation, criteria: set[str]) -> None:
     # Verdicts of the criterion `plan` are left out: they say that the changed figure contradicts other figures.
-    found = {item for item in findings(fleet(h2=bad)) if item[2] != "plan"}
-    assert found == {("h2", "hca=mlx5_1,port=1", criterion, "fail") for criterion in criteria}
+    result = {item for item in findings(fleet(h2=bad)) if item[2] != "plan"}
+    assert result == {("h2", "hca=mlx5_1,port=1", criterion, "fail") for criterion in criteria}
 
 
 def test_host_without_ports_or_perftest_needs_no_figures_of_ports() -> None:
@@ -182,8 +182,8 @@ def test_host_without_ports_or_perftest_needs_no_figures_of_ports() -> None:
 
 def test_failed_test_of_a_port_is_inconclusive() -> None:
     error = absent("error", "no result within 21 s", "hca=mlx5_0,port=1")
-    found = {(host, scope, verdict) for host, scope, _, verdict in findings({"h1": [error]})}
-    assert found == {("h1", "hca=mlx5_0,port=1", INCONCLUSIVE)}
+    result = {(host, scope, verdict) for host, scope, _, verdict in findings({"h1": [error]})}
+    assert result == {("h1", "hca=mlx5_0,port=1", INCONCLUSIVE)}
 
 
 @pytest.mark.parametrize(("ports", "variables", "missing"), [
@@ -191,8 +191,8 @@ def test_failed_test_of_a_port_is_inconclusive() -> None:
 ])  # fmt: skip
 def test_host_that_measured_too_few_ports_is_inconclusive(ports: int, variables: dict[str, Any], missing: int) -> None:
     figures = {host: [item for port in range(ports) for item in healthy_port(port, host)] for host in HOSTS}
-    found = findings(figures, rackproof_verbs_required=True, **variables)
-    assert found == ({(host, "host", "plan", INCONCLUSIVE) for host in HOSTS} if missing else set())
+    result = findings(figures, rackproof_verbs_required=True, **variables)
+    assert result == ({(host, "host", "plan", INCONCLUSIVE) for host in HOSTS} if missing else set())
     assert findings(figures, **variables) == set(), "without `rackproof_verbs_required`, no port is required"
 
 
@@ -209,9 +209,9 @@ def verdicts_on_required_ports(
     """
     figures = {host: [item for port in range(ports) for item in healthy_port(port, host)] for host in HOSTS}
     figures["h1"] += [*reasons, *(replace(item, stage="gang") for item in reasons)]
-    found = findings(figures, links, rackproof_verbs_required=True, rackproof_infiniband_ports=wanted)
-    assert {verdict for *_, verdict in found} <= {INCONCLUSIVE}
-    return {(host, scope) for host, scope, criterion, _ in found if host == "h1" and criterion == "plan"}
+    result = findings(figures, links, rackproof_verbs_required=True, rackproof_infiniband_ports=wanted)
+    assert {verdict for *_, verdict in result} <= {INCONCLUSIVE}
+    return {(host, scope) for host, scope, criterion, _ in result if host == "h1" and criterion == "plan"}
 
 
 DOWN = absent("unsupported", "the port has no link", "hca=mlx5_1,port=1")
@@ -372,9 +372,9 @@ def test_no_figure_is_required_of_ports_without_a_link_or_without_a_link_layer()
 def test_each_figure_of_a_port_or_pair_is_required(lost: str) -> None:
     figures = fleet()
     figures["h1"] = [item for item in figures["h1"] if item.name + item.scope != lost]
-    found = findings(figures, readings())
-    assert ("h1", lost[lost.index("hca=") :], "plan", INCONCLUSIVE) in found
-    assert {item[0] for item in found} == {"h1"}
+    result = findings(figures, readings())
+    assert ("h1", lost[lost.index("hca=") :], "plan", INCONCLUSIVE) in result
+    assert {item[0] for item in result} == {"h1"}
 
 
 @pytest.mark.parametrize("name", ["bandwidth", "latency"])
@@ -399,15 +399,15 @@ def test_partner_that_missed_a_round_causes_one_verdict() -> None:
     kept = [item for item in figures["h1"] if "partner=h2" not in item.scope]
     error = replace(absent("error", "h2 did not take part in round 1", "hca=mlx5_0,port=1,partner=h2"), stage="gang")
     figures["h1"] = with_numbers_of_partners([*kept, error])
-    found = {item for item in findings(figures, readings()) if item[0] == "h1" and item[2] == "plan"}
-    assert found == {("h1", "hca=mlx5_0,port=1,partner=h2", "plan", INCONCLUSIVE)}
+    result = {item for item in findings(figures, readings()) if item[0] == "h1" and item[2] == "plan"}
+    assert result == {("h1", "hca=mlx5_0,port=1,partner=h2", "plan", INCONCLUSIVE)}
 
 
 def test_ports_that_the_partners_measured_are_required_even_without_readings() -> None:
     figures = fleet()
     figures["h1"] = []
-    found = findings(figures)
-    assert found == {("h1", "host", "plan", INCONCLUSIVE)}
+    result = findings(figures)
+    assert result == {("h1", "host", "plan", INCONCLUSIVE)}
 
 
 def test_pair_is_not_required_if_one_of_its_hosts_was_not_in_the_launch() -> None:

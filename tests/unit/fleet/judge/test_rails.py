@@ -36,12 +36,12 @@ def verdicts(hosts: Sequence[HostLinks], **excluded: str) -> dict[tuple[str, str
     """Return host and scope -> verdict. `excluded`: host -> scope of a port that another check judges."""
     compared = compare_rails(hosts, frozenset(excluded.items()))
     assert compared.hosts == sum(any(item.switch_id for item in each.links) for each in hosts)
-    found = {(item.host, item.scope): item for item in compared.verdicts}
-    assert len(found) == len(compared.verdicts)
+    result = {(item.host, item.scope): item for item in compared.verdicts}
+    assert len(result) == len(compared.verdicts)
     assert {(item.criterion, item.source, item.basis, item.unit) for item in compared.verdicts} <= {
         (CRITERION, SOURCE, "policy", "1")
     }
-    return found
+    return result
 
 
 def states(found: Mapping[tuple[str, str], Verdict]) -> dict[str, list[str]]:
@@ -56,9 +56,9 @@ STRAIGHT = [host(number, "a", "b") for number in range(1, 6)]
 
 
 def test_ports_at_the_switches_of_their_rail_pass() -> None:
-    found = verdicts(STRAIGHT)
-    assert states(found).keys() == {PASS}
-    first = found["h1", "nic=eth0"]
+    result = verdicts(STRAIGHT)
+    assert states(result).keys() == {PASS}
+    first = result["h1", "nic=eth0"]
     assert (first.value, first.limit, first.operator, first.action, first.kind) == (
         "a",
         "a",
@@ -73,16 +73,16 @@ def test_ports_at_the_switches_of_their_rail_pass() -> None:
 
 
 def test_port_at_another_switch_fails() -> None:
-    found = verdicts([*STRAIGHT, host(6, "a", "x")])
-    assert states(found)[FAIL] == ["h6 eth1"]
-    moved = found["h6", "nic=eth1"]
+    result = verdicts([*STRAIGHT, host(6, "a", "x")])
+    assert states(result)[FAIL] == ["h6 eth1"]
+    moved = result["h6", "nic=eth1"]
     assert (moved.value, moved.limit, moved.action, moved.kind) == ("x swp1", "b", "recable", VerdictKind.PEERS)
     assert moved.reason == "at x swp1: 5 of 6 hosts have b in this slot"
 
 
 def test_two_swapped_ports_have_verdicts_with_the_same_detail() -> None:
-    found = verdicts([*STRAIGHT, host(6, "b", "a")])
-    first, second = found["h6", "nic=eth0"], found["h6", "nic=eth1"]
+    result = verdicts([*STRAIGHT, host(6, "b", "a")])
+    first, second = result["h6", "nic=eth0"], result["h6", "nic=eth1"]
     assert {first.kind, second.kind} == {VerdictKind.SWAPPED}
     assert (
         first.detail
@@ -95,8 +95,8 @@ def test_two_swapped_ports_have_verdicts_with_the_same_detail() -> None:
 
 def test_ports_count_as_swapped_in_pairs_but_not_in_a_circle_of_three() -> None:
     rails = [host(number, "a", "b", "c") for number in range(1, 7)]
-    found = verdicts([*rails, host(7, "b", "c", "a")])
-    assert {found["h7", f"nic=eth{rail}"].kind for rail in range(3)} == {VerdictKind.PEERS}
+    result = verdicts([*rails, host(7, "b", "c", "a")])
+    assert {result["h7", f"nic=eth{rail}"].kind for rail in range(3)} == {VerdictKind.PEERS}
     pairs = verdicts([*[host(number, *"abcd") for number in range(1, 7)], host(7, *"badc")])
     assert "eth0 of h7" in pairs["h7", "nic=eth1"].detail
     assert "eth2 of h7" in pairs["h7", "nic=eth3"].detail
@@ -133,8 +133,8 @@ def test_limit_of_a_rail_with_two_switches_names_both_switches() -> None:
 
 def test_switch_of_two_rails_belongs_to_the_rail_with_more_hosts() -> None:
     hosts = [host(number, "a", "b") for number in range(6)] + [host(6 + number, "b", "a") for number in range(2)]
-    found = states(verdicts(hosts))
-    assert found[FAIL] == ["h6 eth0", "h6 eth1", "h7 eth0", "h7 eth1"]
+    result = states(verdicts(hosts))
+    assert result[FAIL] == ["h6 eth0", "h6 eth1", "h7 eth0", "h7 eth1"]
     two_of_six = [host(number, "a", "b") for number in range(4)] + [host(4 + number, "b", "a") for number in range(2)]
     assert FAIL in states(verdicts(two_of_six))
 
@@ -161,8 +161,8 @@ def test_switch_that_was_not_read_is_inconclusive_if_a_switch_is_expected_and_th
 
 def test_switch_that_changed_during_the_run_gives_one_contradictory_verdict() -> None:
     changed = link("h6", 1, "", has_changed=True, reason="the switch changed during the run: b, then x")
-    found = verdicts([*STRAIGHT, HostLinks(host="h6", has_record=True, links=(link("h6", 0, "a"), changed))])
-    verdict = found["h6", "nic=eth1"]
+    result = verdicts([*STRAIGHT, HostLinks(host="h6", has_record=True, links=(link("h6", 0, "a"), changed))])
+    verdict = result["h6", "nic=eth1"]
     assert (verdict.verdict, verdict.kind, verdict.reason) == (INCONCLUSIVE, VerdictKind.CONTRADICTORY, changed.reason)
     alone = HostLinks(host="h6", has_record=True, links=(changed,))
     assert states(verdicts([*STRAIGHT, alone]))[INCONCLUSIVE] == ["h6 eth1"]
@@ -176,18 +176,18 @@ def test_host_that_reports_no_switch_is_inconclusive_if_two_thirds_of_the_hosts_
     hosts = [host(number, "a", "b") for number in range(known)] + [
         host(known + number, "", "") for number in range(silent)
     ]
-    found = [item for item in verdicts(hosts).values() if item.verdict == INCONCLUSIVE]
-    assert len(found) == (2 * silent if is_named else 0)
+    result = [item for item in verdicts(hosts).values() if item.verdict == INCONCLUSIVE]
+    assert len(result) == (2 * silent if is_named else 0)
     if is_named:
         text = f"{known} of {known + silent} hosts report a switch in this slot; on this host the switch was not read: no LLDP"
-        assert {item.reason for item in found} == {text}
+        assert {item.reason for item in result} == {text}
 
 
 def test_ports_that_another_check_judges_have_no_verdict() -> None:
     hosts = [*STRAIGHT, host(6, "a", "x"), host(7, "", "")]
-    found = verdicts(hosts, h6="nic=eth1", h7="nic=eth0", h1="nic=eth0")
-    assert {("h6", "nic=eth1"), ("h7", "nic=eth0"), ("h1", "nic=eth0")}.isdisjoint(found)
-    assert {("h6", "nic=eth0"), ("h7", "nic=eth1"), ("h1", "nic=eth1")} <= found.keys()
+    result = verdicts(hosts, h6="nic=eth1", h7="nic=eth0", h1="nic=eth0")
+    assert {("h6", "nic=eth1"), ("h7", "nic=eth0"), ("h1", "nic=eth0")}.isdisjoint(result)
+    assert {("h6", "nic=eth0"), ("h7", "nic=eth1"), ("h1", "nic=eth1")} <= result.keys()
 
 
 def test_only_the_fastest_ports_are_rails() -> None:
@@ -196,8 +196,8 @@ def test_only_the_fastest_ports_are_rails() -> None:
         ports = (link(name, 0, "a"), link(name, 1, "b"), link(name, 2, switch, is_fastest=False))
         return HostLinks(host=name, has_record=True, links=ports)
 
-    found = verdicts([*[with_management(number, "m") for number in range(5)], with_management(5, "other")])
-    assert {scope for _, scope in found} == {"nic=eth0", "nic=eth1"}
+    result = verdicts([*[with_management(number, "m") for number in range(5)], with_management(5, "other")])
+    assert {scope for _, scope in result} == {"nic=eth0", "nic=eth1"}
 
 
 def hosts_on_one_switch_each(*switches: str) -> list[HostLinks]:
@@ -211,9 +211,9 @@ def test_two_ports_at_one_switch_fail_on_a_host_without_peers() -> None:
     Its two ports fail only if at least two thirds of the hosts have different switches in these slots.
     """
     apart = [host(number, f"a{number}", f"b{number}") for number in range(2)]
-    found = verdicts([*apart, host(2, "x", "x")])
-    assert states(found)[FAIL] == ["h2 eth0", "h2 eth1"]
-    verdict = found["h2", "nic=eth0"]
+    result = verdicts([*apart, host(2, "x", "x")])
+    assert states(result)[FAIL] == ["h2 eth0", "h2 eth1"]
+    verdict = result["h2", "nic=eth0"]
     assert verdict.detail == "at the same switch as NIC eth1; most hosts have different switches in these slots"
     assert (verdict.limit, verdict.operator, verdict.kind) == (None, "", VerdictKind.PEERS)
     assert states(verdicts([*apart, host(2, "x", "y")])) == {}
@@ -227,8 +227,8 @@ def test_two_ports_at_one_switch_fail_on_a_host_without_peers() -> None:
 def test_host_with_thousands_of_ports_at_one_switch_is_judged() -> None:
     """The ports in the first two slots are compared with the other hosts. No other host has the remaining slots."""
     apart = [host(number, f"a{number}", f"b{number}") for number in range(3)]
-    found = states(verdicts([*apart, host(3, *["x"] * 2000)]))
-    assert found[FAIL] == ["h3 eth0", "h3 eth1"]
+    result = states(verdicts([*apart, host(3, *["x"] * 2000)]))
+    assert result[FAIL] == ["h3 eth0", "h3 eth1"]
 
 
 def test_switches_that_were_not_read_do_not_count_as_shared() -> None:

@@ -37,9 +37,9 @@ def problems(*snapshots: Snapshot, gpus: Sequence[Gpu] = (GPU,)) -> list[tuple[s
         run_id="r", nonce="n", host="h1", rackproof="1", gpus=tuple(gpus), snapshots=snapshots,
         began="2026-01-01T00:00:00Z", ended="2026-01-01T09:00:00Z",
     )  # fmt: skip
-    found = list(reading_problems(record))
-    assert {stage for *_, stage in found} <= {"benchmark", ""}
-    return [(name, scope, reason) for name, scope, reason, _ in found]
+    result = list(reading_problems(record))
+    assert {stage for *_, stage in result} <= {"benchmark", ""}
+    return [(name, scope, reason) for name, scope, reason, _ in result]
 
 
 @pytest.mark.parametrize(
@@ -109,15 +109,15 @@ THROTTLED = "gpu.throttle.time", "gpu=0,reason=power_cap"
     [(401.0, False), (401.5, True)],  # 100 s between the snapshots, 1 s to take the second one, 300 s of tolerance
 )
 def test_counted_time_may_grow_by_the_elapsed_time_plus_the_clock_tolerance(grown: float, is_wrong: bool) -> None:
-    found = growth_problems(*THROTTLED, 10.0, 10.0 + grown, seconds=100)
-    assert found == ([(THROTTLED[1], f"grew by {grown:g} s within 100 s")] if is_wrong else [])
+    result = growth_problems(*THROTTLED, 10.0, 10.0 + grown, seconds=100)
+    assert result == ([(THROTTLED[1], f"grew by {grown:g} s within 100 s")] if is_wrong else [])
 
 
 # The uptime rises by 50 s; the second snapshot takes 1 s; the counting delay is 120 s.
 @pytest.mark.parametrize(("grown", "is_wrong"), [(171.0, False), (171.5, True)])
 def test_counted_time_may_grow_by_the_rise_of_the_uptime_plus_the_counting_delay(grown: float, is_wrong: bool) -> None:
-    found = growth_problems(*THROTTLED, 10.0, 10.0 + grown, seconds=100, uptimes=(1000.0, 1050.0))
-    assert found == ([(THROTTLED[1], f"grew by {grown:g} s within 50 s")] if is_wrong else [])
+    result = growth_problems(*THROTTLED, 10.0, 10.0 + grown, seconds=100, uptimes=(1000.0, 1050.0))
+    assert result == ([(THROTTLED[1], f"grew by {grown:g} s within 50 s")] if is_wrong else [])
     # If an uptime is not a number, the limit is the time between the snapshots plus a higher tolerance.
     assert growth_problems(*THROTTLED, 10.0, 10.0 + grown, seconds=100, uptimes=("long", 1050.0)) == []
 
@@ -198,15 +198,15 @@ def test_snapshot_during_a_launch_needs_only_the_fast_readings(name: str, is_mis
         "gpu.minor_number": {"gpu=0": 0},
     }
     during = {"gpu.power": {"gpu=0": 1}}
-    found = [reading for reading, _, reason in missing(full, during, "during") if reason == MISSING.format("during")]
-    assert (name in found) is is_missing
+    result = [reading for reading, _, reason in missing(full, during, "during") if reason == MISSING.format("during")]
+    assert (name in result) is is_missing
 
 
 def test_at_most_three_readings_that_were_read_only_during_a_launch_are_named() -> None:
     full = {"gpu.power": {"gpu=0": 1}}
     more = {**full, **{f"site.r{number}": {"host": 1} for number in range(5)}}
-    found = missing(full, more, "during")
-    assert found == [
+    result = missing(full, more, "during")
+    assert result == [
         (f"site.r{number}", "host", "only snapshots during a launch have this reading") for number in range(3)
     ]
 
@@ -252,8 +252,8 @@ def test_reading_that_lost_a_gpu_is_found_even_if_no_other_reading_changed(
 
 def test_missing_values_are_in_the_order_of_their_scopes() -> None:
     gpus = [f"gpu={index}" for index in range(8)]
-    found = missing({"gpu.power": dict.fromkeys(gpus, 1)}, {"gpu.power": {}})
-    assert found == [("gpu.power", gpu, MISSING.format("after")) for gpu in gpus]
+    result = missing({"gpu.power": dict.fromkeys(gpus, 1)}, {"gpu.power": {}})
+    assert result == [("gpu.power", gpu, MISSING.format("after")) for gpu in gpus]
 
 
 def test_reading_of_a_disk_is_reported_as_missing_if_the_snapshot_has_another_reading_of_the_disk() -> None:

@@ -98,8 +98,8 @@ CASES: dict[str, tuple[list[Metric], str, str]] = {
 @pytest.mark.parametrize("kind", CASES)
 def test_contradiction_is_named(kind: str) -> None:
     metrics, scope, reason = CASES[kind]
-    ((_, found, why),) = problems(*metrics)
-    assert found == scope
+    ((_, result, why),) = problems(*metrics)
+    assert result == scope
     assert reason in why
 
 
@@ -111,8 +111,8 @@ def test_count_that_is_not_the_number_of_parts_is_named(name: str) -> None:
         name=listing, unit="1", values={scopes[0]: "x"}, absent={scopes[1]: "unsupported: x", "host": "error: x"}
     )
     assert problems(metric(name, host=2), parts) == []
-    ((found, scope, why),) = problems(metric(name, host=3), parts)
-    assert (found, scope) == (name, "host")
+    ((result, scope, why),) = problems(metric(name, host=3), parts)
+    assert (result, scope) == (name, "host")
     assert f"{listing} was read for 2" in why
 
 
@@ -138,8 +138,8 @@ def test_number_of_disks_may_differ_in_a_snapshot_without_a_list(between: float,
         )
         for snapshot, count, names in zip(record.snapshots, counts, lists, strict=True)
     )
-    found = [name for name, *_ in relation_problems(view, replace(record, snapshots=snapshots))]
-    assert found == ([] if is_possible else ["storage.disk.count"])
+    result = [name for name, *_ in relation_problems(view, replace(record, snapshots=snapshots))]
+    assert result == ([] if is_possible else ["storage.disk.count"])
 
 
 @pytest.mark.parametrize("name", WHOLES)

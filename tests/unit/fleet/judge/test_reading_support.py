@@ -64,13 +64,13 @@ def verdicts(evidence: dict[str, Evidence], name: str = NAME, of: Plan = PLAN) -
 def test_reading_that_at_least_half_of_the_gpus_of_the_same_kind_have_is_required(
     unsupported: dict[str, Collection[str]],
 ) -> None:
-    found = verdicts(fleet(unsupported))
-    assert {(item.host, item.scope) for item in found} == {
+    result = verdicts(fleet(unsupported))
+    assert {(item.host, item.scope) for item in result} == {
         (host, gpu) for host, gpus in unsupported.items() for gpu in gpus
     }
     count = 6 - sum(map(len, unsupported.values()))
     reason = f"{REASON}; {count} of 6 GPUs of this model with the same driver have this reading"
-    assert {(item.reason, item.kind) for item in found} == {(reason, UNSUPPORTED)}
+    assert {(item.reason, item.kind) for item in result} == {(reason, UNSUPPORTED)}
 
 
 def test_reading_that_less_than_half_of_the_gpus_of_the_same_kind_have_is_optional() -> None:
@@ -125,8 +125,8 @@ def without_paths(hosts: Collection[str], pairs: Collection[str], *, reported: b
 @pytest.mark.parametrize("reported", [True, False])
 def test_path_between_gpus_is_required_if_most_hosts_report_it(reported: bool) -> None:
     """The paths decide which hosts are compared. Without them, a slow collective would be compared with nothing."""
-    found = verdicts(without_paths(["h2"], PAIRS, reported=reported), PATHS)
-    assert {(item.host, item.scope) for item in found} == {("h2", pair) for pair in PAIRS}
+    result = verdicts(without_paths(["h2"], PAIRS, reported=reported), PATHS)
+    assert {(item.host, item.scope) for item in result} == {("h2", pair) for pair in PAIRS}
     assert verdicts(without_paths(["h1", "h2", "h3"], PAIRS, reported=reported), PATHS) == []
     assert verdicts(without_paths(["h2"], PAIRS[:1], reported=reported), PATHS) == [], "the other GPU reports the path"
 
@@ -245,8 +245,8 @@ COUNTER = "infiniband.symbol_error"
 def test_reading_that_most_hosts_of_the_same_kind_have_is_required(
     change: Callable[[Metric], Metric | None], name: str, scopes: Sequence[str], reason: str
 ) -> None:
-    found = [item for item in verdicts(fleet_with_ports(change), name) if item.kind == UNSUPPORTED]
-    assert {(item.host, item.scope, item.reason) for item in found} == {("h2", scope, reason) for scope in scopes}
+    result = [item for item in verdicts(fleet_with_ports(change), name) if item.kind == UNSUPPORTED]
+    assert {(item.host, item.scope, item.reason) for item in result} == {("h2", scope, reason) for scope in scopes}
 
 
 def test_reading_that_less_than_half_of_the_hosts_of_the_same_kind_have_is_optional() -> None:

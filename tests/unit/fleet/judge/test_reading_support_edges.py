@@ -48,9 +48,9 @@ def verdicts(*views: HostView, judged: int = 0, name: str = "") -> list[tuple[st
     for view in views:
         support.add(view)
     support.finish()
-    found = list(support.judge(views[judged]))
-    assert {item.kind for item in found} <= {UNSUPPORTED}
-    return [(item.name, item.scope, item.reason) for item in found if name in ("", item.name)]
+    result = list(support.judge(views[judged]))
+    assert {item.kind for item in result} <= {UNSUPPORTED}
+    return [(item.name, item.scope, item.reason) for item in result if name in ("", item.name)]
 
 
 POWER = metric("gpu.power", {"gpu=0": 90.0, "gpu=1": 90.0})
@@ -154,8 +154,8 @@ KIND = "hosts with the same GPUs, driver and gang have this reading"
 )
 def test_reading_of_a_host_is_required_if_half_of_the_hosts_of_its_kind_have_it(own: list[Metric], reason: str) -> None:
     views = [host("h1", *own), host("h2", metric("host.bios.version", {"host": "1"}))]
-    found = verdicts(*views, name="host.bios.version")
-    assert found == ([("host.bios.version", "host", reason)] if reason else [])
+    result = verdicts(*views, name="host.bios.version")
+    assert result == ([("host.bios.version", "host", reason)] if reason else [])
 
 
 @pytest.mark.parametrize(
@@ -238,8 +238,8 @@ def test_list_of_parts_is_itself_a_reading_of_the_host() -> None:
 def test_reading_that_every_host_must_have_is_required_even_in_a_fleet_of_one_host(
     name: str, more: list[Metric], is_required: bool
 ) -> None:
-    found = verdicts(host("h1", metric(name, host=NO), *more), name=name)
-    assert found == ([(name, "host", f"{NO}; every host must have this reading")] if is_required else [])
+    result = verdicts(host("h1", metric(name, host=NO), *more), name=name)
+    assert result == ([(name, "host", f"{NO}; every host must have this reading")] if is_required else [])
 
 
 def test_nothing_is_missing_if_a_collector_failed_or_the_host_was_not_read() -> None:
@@ -281,8 +281,8 @@ FAILED, READ = metric("collector.duration", host="error: no"), metric("collector
 def test_last_snapshot_decides_what_a_host_lacks(
     groups: Sequence[Sequence[Metric]], other: Sequence[Metric], count: int
 ) -> None:
-    found = verdicts(read_in_turn(*groups), host("h2", *other))
-    assert len([reason for *_, reason in found if "every host" not in reason]) == count
+    result = verdicts(read_in_turn(*groups), host("h2", *other))
+    assert len([reason for *_, reason in result if "every host" not in reason]) == count
 
 
 def test_host_does_not_lack_a_list_of_parts_if_one_part_has_an_error() -> None:

@@ -90,8 +90,8 @@ def test_time_of_a_record_is_known_only_from_files_with_plausible_times(
     plan_s: float, record_s: float, received: float | None
 ) -> None:
     """`plan_s` and `record_s` are the times of the two files, in seconds after the creation of the plan."""
-    found = received_at(PLANNED, PLANNED + plan_s, PLANNED + record_s)
-    assert found == (None if received is None else PLANNED + received)
+    result = received_at(PLANNED, PLANNED + plan_s, PLANNED + record_s)
+    assert result == (None if received is None else PLANNED + received)
 
 
 def write_run(directory: Path, plan: Plan, ahead: timedelta) -> None:

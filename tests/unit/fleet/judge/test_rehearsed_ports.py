@@ -79,5 +79,5 @@ def test_version_of_torch_is_required_only_if_a_benchmark_uses_torch(benchmark: 
     plan = builders.with_benchmarks(builders.plan("h1", rackproof_gang="none"), benchmark={benchmark: {}})
     evidence = builders.evidence(plan)["h1"]
     evidence = replace(evidence, records=tuple(replace(record, software={}) for record in evidence.records))
-    found = {item.name for item in contradictions(HostView(plan, plan.host("h1"), evidence, []))}
-    assert ("launch.torch" in found) is is_missing
+    result = {item.name for item in contradictions(HostView(plan, plan.host("h1"), evidence, []))}
+    assert ("launch.torch" in result) is is_missing

@@ -28,9 +28,9 @@ def problems(*snapshots: list[Metric]) -> list[tuple[str, str, str]]:
         for at, metrics in enumerate(snapshots)
     )
     view = host_view(PLAN, snapshots=shots)
-    found = list(relation_problems(view, view.evidence.records[0]))
-    assert {stage for *_, stage in found} <= {"benchmark"}
-    return [(name, scope, reason) for name, scope, reason, _ in found]
+    result = list(relation_problems(view, view.evidence.records[0]))
+    assert {stage for *_, stage in result} <= {"benchmark"}
+    return [(name, scope, reason) for name, scope, reason, _ in result]
 
 
 def wrong_scope(name: str, scope: str, kind: str) -> tuple[str, str, str]:
@@ -105,8 +105,8 @@ def test_count_includes_parts_without_a_value(stated: Any, reason: str) -> None:
     uuids = Metric(
         name="gpu.uuid", unit="1", values={"gpu=0": "a"}, absent={"gpu=1": "error: lost", "host": "error: x"}
     )
-    found = problems([uuids, metric("gpu.count", {"host": stated})])
-    assert found == ([("gpu.count", "host", reason)] if reason else [])
+    result = problems([uuids, metric("gpu.count", {"host": stated})])
+    assert result == ([("gpu.count", "host", reason)] if reason else [])
 
 
 @pytest.mark.parametrize(("stated", "is_wrong"), [(1, True), (2, False), (40, False), (41, True)])
@@ -114,8 +114,8 @@ def test_count_of_interfaces_may_be_up_to_twenty_times_the_number_in_another_sna
     stated: int, is_wrong: bool
 ) -> None:
     """The second snapshot has no list of interfaces, so its count is compared with the list of the first snapshot."""
-    found = problems([NICS], [metric("network.nic_count", {"host": stated})])
-    assert found == (
+    result = problems([NICS], [metric("network.nic_count", {"host": stated})])
+    assert result == (
         [("network.nic_count", "host", f"is {stated}, but network.operstate was read for 2 parts")] if is_wrong else []
     )
 
@@ -125,8 +125,8 @@ def test_gpu_count_must_be_between_the_lowest_and_highest_number_of_gpus_in_othe
     stated: int, is_wrong: bool
 ) -> None:
     two = metric("gpu.uuid", {"gpu=0": "a", "gpu=1": "b"})
-    found = problems([UUIDS], [two], [metric("gpu.count", {"host": stated})])
-    assert found == (
+    result = problems([UUIDS], [two], [metric("gpu.count", {"host": stated})])
+    assert result == (
         [("gpu.count", "host", f"is {stated}, but gpu.uuid was read for 1 or 2 parts")] if is_wrong else []
     )
 
@@ -149,15 +149,15 @@ def test_count_is_checked_only_if_the_parts_and_the_count_were_read() -> None:
 def test_used_memory_must_not_exceed_total_memory(
     used: dict[str, Any], total: dict[str, Any], expected: list[tuple[str, str]]
 ) -> None:
-    found = problems([metric("gpu.memory.used", used), metric("gpu.memory.total", total)])
-    assert found == [("gpu.memory.used", scope, reason) for scope, reason in expected]
+    result = problems([metric("gpu.memory.used", used), metric("gpu.memory.total", total)])
+    assert result == [("gpu.memory.used", scope, reason) for scope, reason in expected]
 
 
 @pytest.mark.parametrize(("stated", "is_wrong"), [(0, False), (2, False), (3, True), ("many", False)])
 def test_count_of_gpus_on_the_bus_must_not_exceed_the_number_that_pcie_kind_lists(stated: Any, is_wrong: bool) -> None:
     kinds = metric("pcie.kind", {"pci=0000:01:00.0": "gpu", "pci=0000:02:00.0": "gpu", "pci=0000:03:00.0": "network"})
-    found = problems([kinds, metric("gpu.pci_count", {"host": stated})])
-    assert found == ([("gpu.pci_count", "host", f"is {stated}, but pcie.kind lists 2 GPUs")] if is_wrong else [])
+    result = problems([kinds, metric("gpu.pci_count", {"host": stated})])
+    assert result == ([("gpu.pci_count", "host", f"is {stated}, but pcie.kind lists 2 GPUs")] if is_wrong else [])
     assert problems([metric("gpu.pci_count", {"host": stated})]) == []
 
 
@@ -175,8 +175,8 @@ def test_count_of_gpus_on_the_bus_must_not_exceed_the_number_that_pcie_kind_list
     ],
 )
 def test_reading_of_a_part_that_is_not_in_the_list_of_parts_is_named(given: Metric, expected: list[str]) -> None:
-    found = [item for item in problems([NICS], [given]) if "was read for" in item[2]]
-    assert found == [
+    result = [item for item in problems([NICS], [given]) if "was read for" in item[2]]
+    assert result == [
         (given.name, scope, f"was read for {scope}, but network.operstate was not read for it") for scope in expected
     ]
     assert [item for item in problems([given]) if "was read for" in item[2]] == []
@@ -211,8 +211,8 @@ def test_optics_scope_names_an_adapter_or_interface_but_an_xid_scope_needs_no_pa
     labels = READINGS[name].labels
     # Drop the label `port` if the reading does not declare it.
     scope = ",".join(label for label in scope.split(",") if label.split("=")[0] != "port" or "port" in labels)
-    found = [item for item in problems([metric(name, {scope: 1})]) if "read in the scope" in item[2]]
-    assert bool(found) is not is_right
+    result = [item for item in problems([metric(name, {scope: 1})]) if "read in the scope" in item[2]]
+    assert bool(result) is not is_right
 
 
 def test_readings_of_a_planned_gpu_are_no_problem_even_if_the_record_does_not_list_it() -> None:

@@ -145,6 +145,6 @@ def test_port_of_another_network_is_not_named(
 
     It is slow if its rate is less than half the rate of the fastest port with the same link layer.
     """
-    found = reasons(port(0), port(1, "not in the fabric"), metrics=readings(layers, rates, active))
+    result = reasons(port(0), port(1, "not in the fabric"), metrics=readings(layers, rates, active))
     host = {"host": f"1 of 2 required RDMA ports were measured, {WHY}: not in the fabric"}
-    assert found == ({scope_of(1): f"{PORT}: not in the fabric"} if is_named else host)
+    assert result == ({scope_of(1): f"{PORT}: not in the fabric"} if is_named else host)

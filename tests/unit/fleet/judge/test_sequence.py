@@ -332,8 +332,8 @@ def test_successful_last_round_of_a_soak_must_have_a_snapshot_after_it(
             record, launches=ended, snapshots=tuple(sorted((*record.snapshots, *shots), key=lambda shot: shot.at))
         )
 
-    found = reasons(changed(change))
-    assert [reason for reason in found if reason == AFTER] == expected
+    result = reasons(changed(change))
+    assert [reason for reason in result if reason == AFTER] == expected
 
 
 def test_gpus_of_two_records_are_compared_only_if_a_launch_with_ranks_finished() -> None:

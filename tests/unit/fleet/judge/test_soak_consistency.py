@@ -214,8 +214,8 @@ TIMES: dict[str, tuple[Callable[[], list[str]], list[str]]] = {
 
 @pytest.mark.parametrize("kind", TIMES)
 def test_times_of_a_soak_must_fit_its_record_its_launches_and_its_timeline(kind: str) -> None:
-    found, expected = TIMES[kind]
-    assert found() == [f"host stage.soak: {reason}" for reason in expected]
+    result, expected = TIMES[kind]
+    assert result() == [f"host stage.soak: {reason}" for reason in expected]
 
 
 def with_first(**values: float) -> Callable[[Series], Series]:

@@ -122,9 +122,9 @@ def port_failures(readings: tuple[Metric, ...], *hosts: str, **variables: Any) -
     plan = one_figure_plan(*names, gpu_count=8, **{"rackproof_gang": "none", **variables})
     if variables.get("rackproof_gang"):
         plan = replace(plan, hosts=tuple(replace(host, gang="all") for host in plan.hosts))
-    found = failures(plan, pack_of("h200-sxm", *PORT_CRITERIA), dict.fromkeys(names, readings))
-    assert {scope for _, _, scope in found} <= {"host"}
-    return {criterion for _, criterion, _ in found}
+    result = failures(plan, pack_of("h200-sxm", *PORT_CRITERIA), dict.fromkeys(names, readings))
+    assert {scope for _, _, scope in result} <= {"host"}
+    return {criterion for _, criterion, _ in result}
 
 
 def test_ports_that_the_inventory_states_must_be_up() -> None:

@@ -111,17 +111,17 @@ def slower_gang(factor: float) -> Callable[[Observation], Observation]:
 @pytest.mark.parametrize("layer", ["InfiniBand", "Ethernet"])
 @pytest.mark.parametrize(("stated", "actual"), [(400, 200), (800, 400), (1600, 100), (400, 50)])
 def test_rate_that_no_port_has_is_one_cause_and_blames_no_part(stated: int, actual: int, layer: str) -> None:
-    found = report(lambda host: ports(actual, layer=layer), rackproof_fabric_gbps=stated)
-    (cause,) = failed(found)
-    assert found.decision == REJECTED
+    result = report(lambda host: ports(actual, layer=layer), rackproof_fabric_gbps=stated)
+    (cause,) = failed(result)
+    assert result.decision == REJECTED
     assert (cause.problem, cause.action, cause.hosts) == ("inventory-fabric", "configure", HOSTS)
     rates = (
         f"has 4 fabric ports of {actual} Gb/s, but the inventory states {stated} Gb/s for the port of each of 4 GPUs"
     )
     assert rates in cause.title
     assert "rackproof_fabric_gbps" in cause.title
-    assert found.causes[0] is cause
-    assert returned(found) == []
+    assert result.causes[0] is cause
+    assert returned(result) == []
     how = handling(cause)
     assert "not in Mb/s or GB/s" in how.now
     assert "new run" in how.now
@@ -151,9 +151,9 @@ def test_port_at_fault_on_one_host_is_still_named(fault: dict[str, int]) -> None
     def of_host(host: str) -> Readings:
         return ports(400, **fault) if host == "h2" else ports(400)
 
-    found = report(of_host, rackproof_fabric_gbps=400)
-    assert "inventory-fabric" not in {cause.problem for cause in failed(found)}
-    assert {host for host, _ in returned(found)} == {"h2"}
+    result = report(of_host, rackproof_fabric_gbps=400)
+    assert "inventory-fabric" not in {cause.problem for cause in failed(result)}
+    assert {host for host, _ in returned(result)} == {"h2"}
     wrong = report(of_host, rackproof_fabric_gbps=800)
     (of_inventory,) = (cause for cause in failed(wrong) if cause.problem == "inventory-fabric")
     assert of_inventory.hosts == ("h1", "h3", "h4")
@@ -161,19 +161,19 @@ def test_port_at_fault_on_one_host_is_still_named(fault: dict[str, int]) -> None
 
 
 def test_ports_that_are_down_on_every_host_are_not_explained_by_the_inventory() -> None:
-    found = report(lambda host: ports(400, down=2), rackproof_fabric_gbps=400)
-    assert "inventory-fabric" not in {cause.problem for cause in failed(found)}
-    assert {host for host, _ in returned(found)} == {*HOSTS}
+    result = report(lambda host: ports(400, down=2), rackproof_fabric_gbps=400)
+    assert "inventory-fabric" not in {cause.problem for cause in failed(result)}
+    assert {host for host, _ in returned(result)} == {*HOSTS}
 
 
 def test_unused_ports_do_not_hide_that_the_stated_rate_is_wrong() -> None:
-    found = report(lambda host: ports(200, count=2 * GPUS, down=GPUS), rackproof_fabric_gbps=400)
-    assert [cause.problem for cause in failed(found)] == ["inventory-fabric"]
+    result = report(lambda host: ports(200, count=2 * GPUS, down=GPUS), rackproof_fabric_gbps=400)
+    assert [cause.problem for cause in failed(result)] == ["inventory-fabric"]
 
 
 def test_fewer_ports_than_gpus_are_stated_with_their_number() -> None:
-    found = report(lambda host: ports(400, count=2), rackproof_fabric_gbps=400)
-    (cause,) = failed(found)
+    result = report(lambda host: ports(400, count=2), rackproof_fabric_gbps=400)
+    (cause,) = failed(result)
     assert (
         "has 2 fabric ports of 400 Gb/s, but the inventory states 400 Gb/s for the port of each of 4 GPUs"
         in cause.title
@@ -182,9 +182,9 @@ def test_fewer_ports_than_gpus_are_stated_with_their_number() -> None:
 
 @pytest.mark.parametrize(("stated", "has_caveat"), [(50, True), (200, True), (399, False), (400, False)])
 def test_ports_that_are_all_faster_than_stated_have_a_caveat(stated: int, has_caveat: bool) -> None:
-    found = report(lambda host: ports(400), rackproof_fabric_gbps=stated)
-    assert failed(found) == []
-    texts = caveats(found)
+    result = report(lambda host: ports(400), rackproof_fabric_gbps=stated)
+    assert failed(result) == []
+    texts = caveats(result)
     assert bool(texts) is has_caveat
     for text in texts:
         assert f"rackproof_fabric_gbps states {stated} Gb/s per port for 4 hosts" in text
@@ -259,13 +259,13 @@ each_value = pytest.mark.parametrize("stated", STATED, ids=lambda stated: stated
 
 @each_value
 def test_value_that_no_host_has_is_one_cause_and_blames_no_part(stated: Stated) -> None:
-    found = report(lambda host: stated.readings, **{stated.variable: stated.value})
-    (cause,) = (cause for cause in failed(found) if cause.problem == "inventory")
-    assert found.decision == REJECTED
+    result = report(lambda host: stated.readings, **{stated.variable: stated.value})
+    (cause,) = (cause for cause in failed(result) if cause.problem == "inventory")
+    assert result.decision == REJECTED
     assert (cause.action, cause.hosts) == ("configure", HOSTS)
     assert stated.title in cause.title
     assert stated.variable in cause.why
-    assert returned(found) == []
+    assert returned(result) == []
     how = handling(cause)
     assert "unit" in how.now
     assert "new run" in how.now
@@ -284,9 +284,9 @@ def test_host_that_differs_from_the_others_keeps_its_own_cause(stated: Stated) -
         (stated.right, set()),
     )
     for value, hosts in expected:
-        found = report(of_host, **{stated.variable: value})
-        assert {cause.hosts for cause in failed(found) if cause.problem == "inventory"} == hosts
-        others = [cause for cause in failed(found) if cause.problem != "inventory"]
+        result = report(of_host, **{stated.variable: value})
+        assert {cause.hosts for cause in failed(result) if cause.problem == "inventory"} == hosts
+        others = [cause for cause in failed(result) if cause.problem != "inventory"]
         assert {cause.hosts for cause in others} == {("h2",)}
 
 
@@ -295,16 +295,16 @@ def test_value_that_some_host_has_is_not_wrong(stated: Stated) -> None:
     factor = 1e6 if stated.variable == "rackproof_memory_mts" else 1
     best = {name: dict.fromkeys(values, stated.value * factor) for name, values in stated.readings.items()}
     best = dict(ports(400, count=8)) if stated.variable == "rackproof_infiniband_ports" else best
-    found = report(lambda host: best if host == "h1" else stated.readings, **{stated.variable: stated.value})
-    assert "inventory" not in {cause.problem for cause in failed(found)}
-    assert {host for cause in failed(found) for host in cause.hosts} >= {"h2", "h3", "h4"}
+    result = report(lambda host: best if host == "h1" else stated.readings, **{stated.variable: stated.value})
+    assert "inventory" not in {cause.problem for cause in failed(result)}
+    assert {host for cause in failed(result) for host in cause.hosts} >= {"h2", "h3", "h4"}
 
 
 @each_value
 def test_two_hosts_are_too_few_to_call_the_inventory_wrong(stated: Stated) -> None:
-    found = report(lambda host: stated.readings, hosts=("h1", "h2"), **{stated.variable: stated.value})
-    assert failed(found) != []
-    assert "inventory" not in {cause.problem for cause in failed(found)}
+    result = report(lambda host: stated.readings, hosts=("h1", "h2"), **{stated.variable: stated.value})
+    assert failed(result) != []
+    assert "inventory" not in {cause.problem for cause in failed(result)}
 
 
 def test_hosts_with_another_stated_value_are_judged_on_their_own() -> None:
@@ -345,11 +345,11 @@ def report_on_memory(rates: Mapping[str, float], stated: float) -> FleetReport:
 
 def test_bandwidth_of_memory_that_no_host_reaches_is_one_cause() -> None:
     rates = {"h1": 350.0, "h2": 360.0, "h3": 355.0, "h4": 345.0}
-    found = report_on_memory(rates, stated=400)
-    (cause,) = failed(found)
+    result = report_on_memory(rates, stated=400)
+    (cause,) = failed(result)
     assert (cause.problem, cause.action, {*cause.hosts}) == ("inventory", "configure", {*HOSTS})
     assert cause.hosts[0] == "h4", "the host that is farthest from the limit comes first"
-    assert returned(found) == []
+    assert returned(result) == []
     slow = failed(report_on_memory({**rates, "h4": 250.0}, stated=400))
     assert {host for cause in slow if cause.problem == "inventory" for host in cause.hosts} == {"h1", "h2", "h3"}
     assert {cause.hosts for cause in slow if cause.problem != "inventory"} == {("h4",)}
@@ -359,12 +359,12 @@ def test_bandwidth_of_memory_that_no_host_reaches_is_one_cause() -> None:
 def test_number_of_gpus_that_no_host_has_is_one_cause(actual: int) -> None:
     plan = builders.plan(*HOSTS, profile="smoke", gpu_count=GPUS, rackproof_gang="none")
     evidence = builders.evidence(builders.plan(*HOSTS, profile="smoke", gpu_count=actual, rackproof_gang="none"))
-    found = merge(plan, evidence, PACKS)
-    (cause,) = failed(found)
+    result = merge(plan, evidence, PACKS)
+    (cause,) = failed(result)
     assert (cause.problem, cause.action, cause.hosts) == ("inventory-gpu-count", "configure", HOSTS)
     assert f"has the number of GPUs {actual}, but the inventory states 4" in cause.title
     assert "rackproof_gpu_count" in cause.why
-    assert returned(found) == []
+    assert returned(result) == []
 
 
 def test_gpus_that_the_driver_lost_on_every_host_are_missing() -> None:

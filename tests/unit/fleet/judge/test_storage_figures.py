@@ -119,12 +119,12 @@ def test_directories_that_share_a_disk_are_not_compared_with_directories_alone_o
     [({"local_read": 7.0}, {"read"}), ({"local_read": 5.9, "local_write": 6.1}, {"write"}), ("together", set())],
 )
 def test_floors_of_the_inventory_are_in_gib_per_second(floors: Any, failed_operations: set[str]) -> None:
-    found = causes(rackproof_storage_floors=floors)
-    assert {word for item in found for word in ("read", "write") if f"({word}," in item.title} == failed_operations
-    assert sum(len(item.parts) for item in found) == (6 if failed_operations else 0), (
+    result = causes(rackproof_storage_floors=floors)
+    assert {word for item in result for word in ("read", "write") if f"({word}," in item.title} == failed_operations
+    assert sum(len(item.parts) for item in result) == (6 if failed_operations else 0), (
         "each directory of each host must fail"
     )
-    assert {item.action for item in found} <= {"configure"}, "no disk is at fault if all disks have the same bandwidth"
+    assert {item.action for item in result} <= {"configure"}, "no disk is at fault if all disks have the same bandwidth"
 
 
 def test_directory_that_was_not_measured_is_inconclusive_with_its_reason() -> None:

@@ -368,12 +368,12 @@ def test_host_with_less_memory_than_other_hosts_fails(values: dict[str, int], fa
 def test_different_management_of_gpu_memory_is_a_difference_of_the_configuration() -> None:
     plan = uniform_plan("h1", "h2", "h3")
     values = {"h1": "driver", "h2": "numa", "h3": "driver"}
-    (found,) = [
+    (result,) = [
         item
         for item in uniformity_verdicts(plan, evidence_with(plan, "software.driver_module.gpu_memory", values))
         if item.verdict != PASS
     ]
-    assert (found.host, found.criterion, found.action) == ("h2", "uniform-gpu-memory-mode", "configure")
+    assert (result.host, result.criterion, result.action) == ("h2", "uniform-gpu-memory-mode", "configure")
 
 
 def ports(**states: str) -> dict[str, str]:

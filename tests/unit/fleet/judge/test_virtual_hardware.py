@@ -40,8 +40,8 @@ def compared(name: str, values: Mapping[str, Value], *, virtual: bool) -> list[V
         )
         for host, value in values.items()
     }  # fmt: skip
-    found = judge(PLAN, evidence, PACKS)
-    return [item for item in found if item.name == name and item.verdict == FAIL and item.action != "none"]
+    result = judge(PLAN, evidence, PACKS)
+    return [item for item in result if item.name == name and item.verdict == FAIL and item.action != "none"]
 
 
 @pytest.mark.parametrize("name", ["host.cpu.model", "infiniband.hca.board_id", "network.driver", "pcie.kind"])

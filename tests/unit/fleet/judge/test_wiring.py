@@ -392,8 +392,8 @@ def test_wrong_cable_of_a_bond_fails(ends: tuple[str, str], wrong: int, right: s
 def test_bond_of_an_interface_is_read() -> None:
     plan, cables = plan_of(hosts=1), rail_optimized(1, rails=3)
     member = Metric(name="network.bond.member_up", unit="1", values={"nic=bond0,member=dev1": True})
-    found = host_links(host_view(plan, "h01", host_evidence(plan, "h01", *metrics("h01", cables), member), []))
-    assert [link.bond for link in found.links] == ["", "bond0", ""]
+    result = host_links(host_view(plan, "h01", host_evidence(plan, "h01", *metrics("h01", cables), member), []))
+    assert [link.bond for link in result.links] == ["", "bond0", ""]
 
 
 @pytest.mark.parametrize("rails", [2, 4, 8])
@@ -571,8 +571,8 @@ def test_cables_swapped_against_the_manifest_are_one_cause(first: tuple[str, int
 
 def test_cause_of_a_wrong_cable_names_the_actual_and_the_planned_switch_port() -> None:
     cables = rail_optimized(4, rails=2)
-    found = {**cables, ("h02", 0): ("leaf9", "swp40"), ("h03", 1): ("leaf0-1", "swp40")}
-    causes = {cause.host: cause for cause in causes_of(compare_with_manifest(cables, found))}
+    result = {**cables, ("h02", 0): ("leaf9", "swp40"), ("h03", 1): ("leaf0-1", "swp40")}
+    causes = {cause.host: cause for cause in causes_of(compare_with_manifest(cables, result))}
     assert causes["h02"].title == "NIC ens0np0 of h02 is cabled to leaf9 swp40; it belongs at leaf0-0 swp2"
     assert causes["h03"].title == "NIC ens1np0 of h03 is cabled to leaf0-1 swp40; it belongs at leaf0-1 swp3"
     assert {cause.problem for cause in causes.values()} == {"wrong-cable"}
@@ -588,8 +588,8 @@ def test_switches_of_the_same_name_differ_if_their_dns_domains_differ(other_doma
 
 def test_three_cables_moved_in_a_circle_are_three_causes() -> None:
     cables = rail_optimized(1, rails=3)
-    found = {("h01", rail): cables["h01", (rail + 1) % 3] for rail in range(3)}
-    wiring = judge_links(plan_of(*lines_of(cables), hosts=1), links(found))
+    result = {("h01", rail): cables["h01", (rail + 1) % 3] for rail in range(3)}
+    wiring = judge_links(plan_of(*lines_of(cables), hosts=1), links(result))
     assert len(causes_of(wiring)) == 3
     assert all(", and port " in item.detail for item in wiring.verdicts)
 
@@ -623,8 +623,8 @@ def test_port_that_the_switch_does_not_name_is_inconclusive_only_at_the_right_sw
     At the right switch, this is no evidence of a wrong cable. Without a manifest only the switch is compared, so the port passes.
     """
     cables = rail_optimized(4, rails=2)
-    found = {**cables, ("h01", 0): (cables["h01", 0][0], sent), ("h02", 1): ("leaf9", sent)}
-    verdicts = {item.host: item for item in compare_with_manifest(cables, found).verdicts if item.verdict != PASS}
+    result = {**cables, ("h01", 0): (cables["h01", 0][0], sent), ("h02", 1): ("leaf9", sent)}
+    verdicts = {item.host: item for item in compare_with_manifest(cables, result).verdicts if item.verdict != PASS}
     assert {host: item.verdict for host, item in verdicts.items()} == {"h01": INCONCLUSIVE, "h02": FAIL}
     expected = f"only `{sent}`, not a name," if sent else "no name"
     assert verdicts["h01"].reason.endswith(f"could not be verified: the switch sends {expected} for its port")
@@ -638,8 +638,8 @@ def test_manifest_may_name_a_switch_port_by_the_address_or_number_that_the_switc
 ) -> None:
     cables = {("h01", 0): ("leaf01", listed)}
     assert not_passing(compare_with_manifest(cables, cables)) == set()
-    found = {("h01", 0): ("leaf01", other)}
-    assert not_passing(compare_with_manifest(cables, found)) == {("h01", "nic=ens0np0", FAIL)}
+    result = {("h01", 0): ("leaf01", other)}
+    assert not_passing(compare_with_manifest(cables, result)) == {("h01", "nic=ens0np0", FAIL)}
 
 
 @pytest.mark.parametrize(
@@ -669,11 +669,11 @@ def test_switch_and_port_match_in_each_form_in_which_operators_write_them(
 
 def test_port_that_the_manifest_lists_is_not_also_compared_with_other_hosts() -> None:
     cables = rail_optimized(8, rails=2)
-    found = swap(cables, ("h01", 0), ("h01", 1))
-    wiring = judge_links(plan_of(*lines_of(cables), hosts=8), links(found))
+    result = swap(cables, ("h01", 0), ("h01", 1))
+    wiring = judge_links(plan_of(*lines_of(cables), hosts=8), links(result))
     assert [item.criterion for item in wiring.verdicts] == ["manifest-link"] * 16
     part = {key: value for key, value in cables.items() if key[0] != "h01"}
-    wiring = judge_links(plan_of(*lines_of(part), hosts=8), links(found))
+    wiring = judge_links(plan_of(*lines_of(part), hosts=8), links(result))
     assert sorted(item.criterion for item in wiring.verdicts) == ["manifest-link"] * 14 + ["rail-switch"] * 2
     assert len(causes_of(wiring)) == 1
 
@@ -772,10 +772,10 @@ def test_each_interface_of_an_adapter_with_two_ports_has_the_name_of_its_own_por
     ]
     interfaces = {f"hca=mlx5_0,port={number}": f"eth{number}" for number in (1, 2)}
     readings.append(Metric(name="infiniband.interface", unit="1", values=interfaces))
-    found = host_links(host_view(plan, "h01", host_evidence(plan, "h01", *readings), []))
-    ends = cable_ends([], [found])
+    result = host_links(host_view(plan, "h01", host_evidence(plan, "h01", *readings), []))
+    ends = cable_ends([], [result])
     assert [ends["h01", f"hca=mlx5_0,port={number}"] for number in (1, 2)] == ["leaf1 swp1", "leaf2 swp2"]
-    assert [[name for name in ("mlx5_0", "mlx5_0/2") if name in link.names] for link in found.links] == [
+    assert [[name for name in ("mlx5_0", "mlx5_0/2") if name in link.names] for link in result.links] == [
         ["mlx5_0"],
         ["mlx5_0/2"],
     ]

@@ -274,8 +274,8 @@ def test_earlier_runs_are_sorted_by_their_plans_and_not_by_file_times(tmp_path: 
         run_of(tmp_path, name, began=f"2026-11-0{day}T04:00:00Z")
         for path in tmp_path.glob(f"{name}/*.json"):
             os.utime(path, (-day + 10, -day + 10))
-    found = [run.run_id for run in history(tmp_path, {"h1"}, rehearsal=False)]
-    assert found == sorted(days, key=lambda name: days[name], reverse=True)
+    result = [run.run_id for run in history(tmp_path, {"h1"}, rehearsal=False)]
+    assert result == sorted(days, key=lambda name: days[name], reverse=True)
 
 
 def test_unreadable_runs_are_ignored(earlier: Path, tmp_path: Path) -> None:

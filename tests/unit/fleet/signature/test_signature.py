@@ -297,8 +297,8 @@ def test_required_signer_may_match_a_pattern_of_the_allowed_signers(
 ) -> None:
     signers = tmp_path / "signers"
     signers.write_text(f'{principals} namespaces="rackproof" {(keys / "alice.pub").read_text()}')
-    found, output = verify(run, "--no-judge", "--allowed-signers", str(signers), "--signer", identity)
-    assert found == code
+    result, output = verify(run, "--no-judge", "--allowed-signers", str(signers), "--signer", identity)
+    assert result == code
     assert (f"signed by {identity} (ED25519" if code == 0 else f", not by {identity}") in output
 
 

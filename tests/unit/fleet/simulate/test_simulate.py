@@ -436,8 +436,8 @@ def test_swapped_cables_are_the_only_causes_in_a_fleet_with_eight_rails(
         documents.write(directory / "plan.json", plan)
     report = report_of_run(load(directory), read_packs([]))
     assert {cause.problem for cause in report.causes} == {"swapped-cables"}
-    found = {cause.host: {part.scope for part in cause.parts} for cause in report.causes}
-    assert found == {host: {f"hca=mlx5_{gpu}", f"hca=mlx5_{gpu + 1}"} for host, gpu in swapped.items()}
+    result = {cause.host: {part.scope for part in cause.parts} for cause in report.causes}
+    assert result == {host: {f"hca=mlx5_{gpu}", f"hca=mlx5_{gpu + 1}"} for host, gpu in swapped.items()}
     assert {host.name for host in report.hosts if host.decision == "rejected"} == swapped.keys()
     counted = f"{64 - 2 * faults} of 64"
     text = f"{counted} cables as in the manifest" if manifest else f"{counted} ports cabled as on similar hosts"

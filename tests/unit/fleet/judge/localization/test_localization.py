@@ -368,17 +368,17 @@ def congested(fleet: Fleet, share: float, is_congested: Callable[[Pair], bool] =
 @pytest.mark.parametrize(("size", "rails"), [(4, 8), (5, 4), (8, 1), (12, 1), (8, 8), (16, 8)])
 def test_congestion_of_the_network_makes_no_part_of_a_host_suspect(size: int, rails: int, share: float) -> None:
     fleets = 60 if size * rails < 64 else 12
-    found = [find_suspects(congested(Fleet(size, rails, seed), share)) for seed in range(fleets)]
-    named = sum(bool(PARTS_OF_HOSTS & {item.kind for item in suspects}) for suspects in found)
+    result = [find_suspects(congested(Fleet(size, rails, seed), share)) for seed in range(fleets)]
+    named = sum(bool(PARTS_OF_HOSTS & {item.kind for item in suspects}) for suspects in result)
     assert named <= (0.1 if rails > 1 else 0.15) * fleets
     if size >= 8 and rails > 1:
-        assert all([item.kind for item in suspects] == ["fabric"] for suspects in found)
+        assert all([item.kind for item in suspects] == ["fabric"] for suspects in result)
 
 
 def test_gang_of_three_hosts_is_too_small_to_recognize_congestion() -> None:
     """Each host has only two pairs. So a host whose two pairs are congested is named, as documented."""
-    found = [find_suspects(congested(Fleet(3, 1, seed), 0.2)) for seed in range(200)]
-    named = sum(bool(PARTS_OF_HOSTS & {item.kind for item in suspects}) for suspects in found)
+    result = [find_suspects(congested(Fleet(3, 1, seed), 0.2)) for seed in range(200)]
+    named = sum(bool(PARTS_OF_HOSTS & {item.kind for item in suspects}) for suspects in result)
     assert 0.04 < named / 200 < 0.2
 
 
@@ -397,13 +397,13 @@ def test_congested_uplinks_of_one_rack_make_no_part_of_its_hosts_suspect(
 def test_slow_nic_is_found_in_a_congested_network(size: int, rails: int, share: float) -> None:
     expected = ("nic", "h2 rail 1") if rails > 1 else ("host", "h2")
     fleets = 20 if size < 16 else 5
-    found = [
+    result = [
         kinds_and_names(
             find_suspects(congested(Fleet(size, rails, seed, nics={("h2", min(1, rails - 1)): 0.4}), share))
         )
         for seed in range(fleets)
     ]
-    assert sum(expected in suspects for suspects in found) >= 0.95 * fleets
+    assert sum(expected in suspects for suspects in result) >= 0.95 * fleets
 
 
 @pytest.mark.parametrize("size", [5, 8, 16])
@@ -429,8 +429,8 @@ def test_ports_that_are_slow_with_most_partners_are_found_if_few_other_pairs_are
             else pair
             for pair in congested(Fleet(16, 8, seed), share)
         ]
-        found = kinds_and_names(find_suspects(pairs))
-        assert {item for item in found if item[0] in PARTS_OF_HOSTS} == {
+        result = kinds_and_names(find_suspects(pairs))
+        assert {item for item in result if item[0] in PARTS_OF_HOSTS} == {
             ("nic", f"{host} rail {rail}") for host, rail in bad
         }
 

@@ -213,13 +213,13 @@ def test_two_slow_ports_of_a_host_explain_the_pairs_of_their_gpus(nearest: str) 
         HostView(plan, view.host, builders.with_snapshot(view.evidence, taken), [])
         for view in with_ports(plan, fleet, fleet.pairs())
     ]
-    found = {
+    result = {
         item.scope: item.part_scope
         for item in of_layer(judge_gangs(with_readings, []), "pairs")
         if item.verdict != "pass"
     }
     order = (1, 0) if nearest == "the other adapter" else (0, 1)
-    assert found == {"gpu=0": f"hca=mlx5_{order[0]}", "gpu=1": f"hca=mlx5_{order[1]}"}
+    assert result == {"gpu=0": f"hca=mlx5_{order[0]}", "gpu=1": f"hca=mlx5_{order[1]}"}
 
 
 def test_slow_collective_with_normal_pairs_and_ports_is_not_attributed_to_the_fabric() -> None:

@@ -180,12 +180,12 @@ def best(host: str, rail: int, verdict: str = FAIL) -> Verdict:
 
 @pytest.mark.parametrize("is_roce", [False, True])
 def test_slow_switch_has_a_verdict_in_the_scope_of_each_of_its_ports(is_roce: bool) -> None:
-    found = judged(at_leaf, size=12, switches=leaf, is_roce=is_roce)
-    assert {(item.host, item.scope, item.part) for item in found} == {
+    result = judged(at_leaf, size=12, switches=leaf, is_roce=is_roce)
+    assert {(item.host, item.scope, item.part) for item in result} == {
         (f"h{at}", port(1), "switch=0011") for at in range(4, 8)
     }
-    assert {item.verdict for item in found} <= {FAIL, INCONCLUSIVE}
-    for item in found:
+    assert {item.verdict for item in result} <= {FAIL, INCONCLUSIVE}
+    for item in result:
         assert item.reason.endswith("; the switch is leaf1-1") or "; the switch is leaf1-1;" in item.reason
         assert "; the switch is leaf1-1" in item.detail
 
@@ -204,19 +204,19 @@ def test_id_of_a_switch_is_converted_to_a_valid_scope(given: tuple[str, str], pa
     def named(number: int, rail: int) -> tuple[str, str]:
         return given if (number // 4, rail) == (1, 1) else leaf(number, rail)
 
-    found = judged(at_leaf, size=12, switches=named)
-    assert {item.part for item in found} == {part}
-    assert any("the switch is" in item.reason for item in found) is names_switch
+    result = judged(at_leaf, size=12, switches=named)
+    assert {item.part for item in result} == {part}
+    assert any("the switch is" in item.reason for item in result) is names_switch
 
 
 def test_no_switch_is_suspected_if_the_switches_of_the_ports_are_unknown() -> None:
-    found = judged(at_leaf, size=12)
-    assert not any(item.part.startswith("switch") for item in found)
+    result = judged(at_leaf, size=12)
+    assert not any(item.part.startswith("switch") for item in result)
 
 
 def test_port_does_not_get_the_switch_of_another_port() -> None:
-    found = judged(at_leaf, size=12, switches=lambda number, rail: leaf(number, rail) if rail == 0 else ("", ""))
-    assert not any(item.part.startswith("switch") for item in found)
+    result = judged(at_leaf, size=12, switches=lambda number, rail: leaf(number, rail) if rail == 0 else ("", ""))
+    assert not any(item.part.startswith("switch") for item in result)
 
 
 def on_rail(pair: Pair) -> bool:
@@ -236,11 +236,11 @@ def on_rail(pair: Pair) -> bool:
 def test_slow_rail_fails_only_if_one_of_its_ports_fails_verbs_best_ratio(
     of_criteria: list[Verdict], verdict: str
 ) -> None:
-    found = judged(on_rail, size=6, rails=4, verdicts=of_criteria)
-    assert {(item.scope, item.part) for item in found} <= {(port(1), "rail=1")}
-    assert {item.verdict for item in found} <= {verdict}
+    result = judged(on_rail, size=6, rails=4, verdicts=of_criteria)
+    assert {(item.scope, item.part) for item in result} <= {(port(1), "rail=1")}
+    assert {item.verdict for item in result} <= {verdict}
     if verdict == FAIL:
-        assert {item.host for item in found} == {f"h{at}" for at in range(6)}
+        assert {item.host for item in result} == {f"h{at}" for at in range(6)}
 
 
 ALL = dict.fromkeys(range(4), RATE)
@@ -262,8 +262,8 @@ def test_slow_majority_of_rails_is_found_only_below_an_absolute_limit(
 ) -> None:
     """The absolute limit is the rate of the ports, multiplied by the value of the criterion `best`."""
     below = [best("h1", rail) for rail in range(3)]
-    found = judged(lambda pair: pair.rail < 3, size=6, rails=4, rates=rates, packs=packs, verdicts=below)
-    assert {item.part for item in found if item.part.startswith("rail")} == (
+    result = judged(lambda pair: pair.rail < 3, size=6, rails=4, rates=rates, packs=packs, verdicts=below)
+    assert {item.part for item in result if item.part.startswith("rail")} == (
         {"rail=0", "rail=1", "rail=2"} if is_found else set()
     )
 
@@ -273,8 +273,8 @@ def test_slow_majority_of_rails_is_found_only_below_an_absolute_limit(
 )
 def test_majority_of_rails_that_reaches_what_pcie_allows_is_not_slow(pcie_rate: float | None, is_found: bool) -> None:
     rates, below = dict.fromkeys(range(4), RATE), [best("h1", rail) for rail in range(3)]
-    found = judged(lambda pair: pair.rail < 3, size=6, rails=4, rates=rates, pcie_rate=pcie_rate, verdicts=below)
-    assert {item.part for item in found if item.part.startswith("rail")} == (
+    result = judged(lambda pair: pair.rail < 3, size=6, rails=4, rates=rates, pcie_rate=pcie_rate, verdicts=below)
+    assert {item.part for item in result if item.part.startswith("rail")} == (
         {"rail=0", "rail=1", "rail=2"} if is_found else set()
     )
 
