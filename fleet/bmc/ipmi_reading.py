@@ -95,7 +95,7 @@ def _read_sensors(readings: Readings, sensors: Iterable[Any], deadline: float) -
             continue
         name, health = label(sensor.name), _health(sensor.health)
         states = clean_text(", ".join(map(str, sensor.states)))
-        text = f"{health}: {states}" if states and health != OK else health
+        text = f"{health}: {states}" if states and health not in (OK, None) else health
         part = _PARTS.get(str(sensor.type))
         if part:
             readings.add(part, (name,), text, "the BMC reports no health status for this part")

@@ -494,6 +494,8 @@ def test_soft_limit_is_a_number_or_none_if_unlimited() -> None:
     text = "Max locked memory  8388608  unlimited  bytes\nMax open files   unlimited  unlimited files\n"
     assert soft_limit(text, "Max locked memory") == 8388608
     assert soft_limit(text, "Max open files") is None
+    with pytest.raises(MissingError):
+        soft_limit(text, "Max stack size")
 
 
 def test_interrupts_are_summed_over_cpus() -> None:

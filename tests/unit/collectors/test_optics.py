@@ -236,7 +236,8 @@ def test_bnxt_ring_names_with_a_colon_are_not_mistaken_for_counters() -> None:
 def test_ena_driver_counts_only_packets_beyond_the_allowance_of_a_cloud_instance() -> None:
     readings = parse_statistics(optics.ethtool("ethtool-S-ena.txt"))
     assert measured(readings) == {("allowance_exceeded", ""): 912}
-    assert readings["symbol_errors", ""] == Absent.unsupported("the driver does not count it (ethtool -S)")
+    for name in ("symbol_errors", "raw_errors"):
+        assert readings[name, ""] == Absent.unsupported("the driver does not count it (ethtool -S)")
 
 
 @pytest.mark.parametrize(
@@ -545,9 +546,16 @@ def test_message_and_link_decide_whether_a_refusal_of_ethtool_is_an_error(
     root: Path, capture: str, up: bool, status: str
 ) -> None:
     (links.interface(root, links.PLAIN_INTERFACE) / "carrier").write_text(f"{int(up)}\n")
-    serial = refuse(root, optics.ethtool(capture))["optics.module.serial"]
-    assert isinstance(serial, Absent)
-    assert serial.status == status
+    readings = refuse(root, optics.ethtool(capture))
+    for value in (readings["optics.module.serial"], readings["port.fec_mode"]):
+        assert isinstance(value, Absent)
+        assert value.status == status
+
+
+def test_port_without_a_link_has_no_fec_mode_although_ethtool_prints_one(root: Path) -> None:
+    (links.interface(root, links.PLAIN_INTERFACE) / "carrier").write_text("0\n")
+    mode = collect(root)["port.fec_mode"][f"nic={links.PLAIN_INTERFACE},port=1"]
+    assert mode == Absent.unsupported("the port has no link")
 
 
 DRIVER_TEXTS = {
@@ -595,8 +603,9 @@ def test_old_ethtool_without_json_is_read_as_text(root: Path) -> None:
     optics.set_output(root, links.PLAIN_INTERFACE, "module", optics.ethtool("sfp28-aoc-healthy.v6.7.txt"))
     write_program(
         root / optics.ETHTOOL,
-        'case "$*" in *-j*) echo "ethtool: JSON output not available for this subcommand" >&2; exit 1;; *-m*) what=module;;'
-        ' *-S*) what=statistics;; *) what=fec;; esac; for interface; do :; done; exec cat "$0.d/$interface.$what"',
+        'case "$*" in *-j*) echo "ethtool: JSON output not available for this subcommand" >&2; exit 1;; "-m "*) what=module;;'
+        ' "-S "*) what=statistics;; "--show-fec "*) what=fec;; *) exit 1;; esac;'
+        ' for interface; do :; done; exec cat "$0.d/$interface.$what"',
     )
     readings = collect(root)
     assert readings["optics.rx_power"][f"nic={links.PLAIN_INTERFACE},port=1,lane=1"] == 0.0005754

@@ -362,23 +362,26 @@ def test_answer_of_the_device_mapper_is_parsed_if_it_is_complete() -> None:
 
 def test_full_snapshot_names_lost_member_of_lvm_raid_and_lost_path(tmp_path: Path) -> None:
     files = {
-        "sys/block/dm-0/dm/uuid": "mpath-36",
-        "sys/block/dm-0/dm/name": "mpatha",
-        "sys/block/dm-1/dm/name": "vg-lv",
+        "sys/block/dm-0/dm/name": "too-long",
+        "sys/block/dm-1/dm/uuid": "mpath-36",
+        "sys/block/dm-1/dm/name": "mpatha",
+        "sys/block/dm-2/dm/name": "vg-lv",
     }
     for disk, number in (("sdb", "8:16"), ("sdc", "8:32")):
-        files |= {f"sys/block/dm-0/slaves/{disk}/x": "", f"sys/block/{disk}/device/state": "running"}
+        files |= {f"sys/block/dm-1/slaves/{disk}/x": "", f"sys/block/{disk}/device/state": "running"}
         links.write(tmp_path, f"sys/block/{disk}/dev", number)
         (tmp_path / "sys/dev/block").mkdir(parents=True, exist_ok=True)
         (tmp_path / "sys/dev/block" / number).symlink_to(f"../../block/{disk}")
-    status = {
-        "mpatha": ("multipath", "2 0 0 0 1 1 A 0 2 0 8:16 A 0 8:32 F 1"),
-        "vg-lv": ("raid", "raid1 2 AD 8/8 idle 0 0 -"),
+    control = tmp_path / "dev/mapper/control"
+    answers = {
+        (control, "too-long"): answer(flags=0x100),  # DM_BUFFER_FULL_FLAG
+        (control, "mpatha"): answer(("multipath", "2 0 0 0 1 1 A 0 2 0 8:16 A 0 8:32 F 1")),
+        (control, "vg-lv"): answer(("raid", "raid1 2 AD 8/8 idle 0 0 -")),
     }
     collector = StorageCollector(
         write(tmp_path, files),
         full_snapshot=True,
-        read_targets=lambda control, name: mapper.parse_targets(answer(status[name])),
+        read_targets=lambda control, name: mapper.parse_targets(answers[control, name]),
     )
     families = [family for family in collector.collect() if family.name.startswith(("storage.array", "storage.path"))]
     observed = {f"{family.name} {scope(labels)}": value for family in families for labels, value in family.readings}

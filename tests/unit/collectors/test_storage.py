@@ -424,7 +424,7 @@ def test_missing_health_log_affects_only_its_disk(
     tmp_path: Path, healthy: Readings, raised: OSError, status: str, reason: str
 ) -> None:
     def read(path: Path) -> bytes:
-        if path.name == "nvme0n1":
+        if path == tmp_path / "dev/nvme0n1":
             raise raised
         return log()
 
@@ -453,6 +453,24 @@ def test_file_that_is_not_an_nvme_disk_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "nvme0n1").write_bytes(log())
     with pytest.raises(OSError, match="Inappropriate ioctl"):
         read_smart_log(tmp_path / "nvme0n1")
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [(0, None), (0x4001, UnsupportedLogError), (0x4109, UnsupportedLogError), (0x0006, OSError), (0x4006, OSError)],
+)
+def test_status_of_the_controller_decides_whether_there_is_a_health_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, error: type[OSError] | None
+) -> None:
+    """0x4000 is the bit "do not retry"; 1 and 0x109: the controller has no health log; 6: internal error of the controller."""
+    (tmp_path / "nvme0n1").touch()
+    monkeypatch.setattr("fcntl.ioctl", lambda *_: status)
+    if error is None:
+        assert len(read_smart_log(tmp_path / "nvme0n1")) == 512
+    else:
+        with pytest.raises(OSError, match=f"NVMe status 0x{status:x}") as raised:
+            read_smart_log(tmp_path / "nvme0n1")
+        assert type(raised.value) is error
 
 
 # ---- mounts ----

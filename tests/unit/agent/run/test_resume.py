@@ -735,6 +735,21 @@ def test_simultaneous_additions_to_a_record_are_all_kept(run: HostRun) -> None:
     assert {snapshot.stage for snapshot in run.record().snapshots} == {f"s{number}" for number in range(12)}
 
 
+def test_figures_of_a_repeated_stage_move_into_its_last_launch_that_started_ranks(run: HostRun) -> None:
+    first, second, other, failed = (
+        builders.launch(stage, ("h1",), outcome)
+        for stage, outcome in (("smoke", "finished"), ("smoke", "finished"), ("gang", "finished"), ("smoke", "failed"))
+    )
+    old, kept, new = (
+        builders.observation("gemm.throughput", value, stage=stage)
+        for value, stage in ((1.0, "smoke"), (2.0, "gang"), (3.0, "smoke"))
+    )
+    record = replace(run.record(), launches=(first, second, other, failed), observations=(old, kept))
+    merged = run.merge(record, (), (new,), (first,))
+    assert merged.observations == (kept, new)
+    assert merged.launches == (first, replace(second, observations=(old,)), other, failed, first)
+
+
 def test_background_process_runs_once_if_several_commands_start_it_at_once(tmp_path: Path) -> None:
     arguments = "['-c', 'import time; time.sleep(600)']"
     start = "from pathlib import Path; from agent.run import background; "

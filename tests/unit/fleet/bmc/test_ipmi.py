@@ -111,6 +111,28 @@ def test_sensor_beyond_its_critical_limit_has_an_alarm_and_unknown_health_gives_
     assert set(metric.absent) == (set() if alarm else {"sensor=CPU1"})
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "scope"),
+    [
+        ("Power Supply", "power_supply.health", "psu=X1"),
+        ("Fan", "fan.health", "fan=X1"),
+        ("Power Unit", "power_redundancy.health", "redundancy=X1"),
+    ],
+)
+@pytest.mark.parametrize(("bits", "health"), [(0, "OK"), (2, "Critical: lost"), (8, None), (None, None)])
+def test_unknown_health_of_a_part_gives_no_value(
+    kind: str, name: str, scope: str, bits: int | None, health: str | None
+) -> None:
+    readings = Readings()
+    sensor = SimpleNamespace(
+        name="X1", type=kind, health=bits, states=["lost"], unavailable=False, value=None, units=""
+    )
+    ipmi_reading._read_sensors(readings, [sensor], float("inf"))
+    metric = next(item for item in readings.metrics() if item.name == f"bmc.{name}")
+    assert metric.values == ({scope: health} if health else {})
+    assert set(metric.absent) == (set() if health else {scope})
+
+
 def event(number: int, **changed: Any) -> dict[str, Any]:
     """Return entry `number` of an event log, as pyghmi returns it."""
     fields = {
@@ -142,6 +164,7 @@ def test_new_entries_of_a_long_log_and_of_a_cleared_log_are_counted() -> None:
     # The log was cleared since the previous reading: it does not have the entry 977 any more.
     metrics = {item.name: item for item in read_log(events[:2], "977 2026-11-01T00:00:00").metrics()}
     assert metrics["bmc.log.new_entries"].values == {"log=SEL": 2}
+    assert metrics["bmc.log.entries"].values == {"log=SEL": 2}
 
 
 def test_events_of_severity_ok_neither_count_nor_hide_an_older_error() -> None:

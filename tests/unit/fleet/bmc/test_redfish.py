@@ -143,7 +143,9 @@ def strap_mismatch(resources: Resources) -> None:
         (supply(1, **NO_LINE), "power_supply.health", PSU, f"Critical: its line input {LOSS}"),
         (supply(1, Status="Failed"), "power_supply.health", PSU, "Critical"),
         (supply(1, Status=True), "power_supply.health", PSU, "OK"),
+        (supply(1, Status=False), "power_supply.health", PSU, "Critical"),
         (supply(1, Status=WARNING), "power_supply.health", PSU, "Warning"),
+        (supply(1, Status=bmc.CRITICAL | {"State": "Disabled"}), "power_supply.fitted", "host", 2),
         (supply(1, Status=bmc.CRITICAL | bmc.ABSENT), "power_supply.fitted", "host", 2),
         (supply(1, Status=bmc.CRITICAL | OFFLINE), "power_supply.health", PSU, f"Critical: {UNUSABLE}"),
         (supply(1, Status=bmc.CRITICAL | OFFLINE), "power_supply.fitted", "host", 3),
@@ -198,6 +200,7 @@ def test_version_is_read_only_of_firmware_that_runs(certificate: Path, component
         ({"Id": "17", "Name": "ConnectX-6 100GE 1P NIC", "Oem": {"Hpe": {"DeviceContext": "PCI-E Slot 1"}}},
          "ConnectX-6_100GE_1P_NIC_PCI-E_Slot_1"),
         ({"Id": "18", "Name": "TPM Firmware", "Oem": None}, "TPM_Firmware"),
+        ({"Id": "BIOS", "Version": None}, ""),
         ({"Id": "19"}, "19"),
         ({"Id": "12", "Name": "NVMe Drive", "Oem": {"Hpe": {"DeviceContext": "Box 2 Bay 1"}}}, ""),
         ({"Id": "NVMeSSDA11"}, ""),
@@ -497,6 +500,20 @@ def test_entry_with_a_higher_number_but_an_earlier_time_than_the_mark_is_an_erro
 
 
 @pytest.mark.parametrize("newest_first", [False, True])
+def test_times_of_the_first_and_the_last_entry_decide_in_which_direction_a_log_of_links_is_read(
+    certificate: Path, newest_first: bool
+) -> None:
+    """The log has no times, only links to its entries, and their IDs do not rise with time."""
+    entries = {
+        f"{SEL}/{10 - number}": bmc.entry(number, f"event {number}", Id=str(10 - number)) for number in (1, 2, 3)
+    }
+    paths = [*reversed(entries)] if newest_first else [*entries]
+    resources = log_of([{"@odata.id": path} for path in paths]) | entries
+    result, _ = new_entries(certificate, resources, entries[f"{SEL}/8"])
+    assert [text.partition(" ")[2] for text in result.values()] == ["event 3"]
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
 def test_one_wrong_time_does_not_change_the_direction_in_which_a_log_is_read(
     certificate: Path, newest_first: bool
 ) -> None:
@@ -724,13 +741,48 @@ def test_unexpected_value_of_a_list_property_raises_no_error(certificate: Path, 
             assert "bmc.readable" in read(served.target(certificate))
 
 
-def test_collection_with_too_many_members_is_an_error(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("limit", ["members", "pages"])
+def test_collection_with_too_many_members_or_pages_is_an_error(
+    certificate: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
     """Members beyond the limit are not read, so the BMC must not pass."""
-    monkeypatch.setattr(client, "MAX_MEMBERS", 3)
+    monkeypatch.setattr(client, f"MAX_{limit.upper()}", 3)
     resources = bmc.old_schema()
-    resources[f"{V1}/Systems"]["Members"] = [{"@odata.id": f"{V1}/Systems/1"}] * 4
+    system = {"@odata.id": f"{V1}/Systems/1"}
+    resources[f"{V1}/Systems"] |= {"Members": [system] * 4, "page_size": 1 if limit == "pages" else 4}
     with service(certificate, resources) as served:
-        assert "/Systems has more than 3 members" in reason(read(served.target(certificate)))
+        assert f"/Systems has more than 3 {limit}" in reason(read(served.target(certificate)))
+
+
+def test_service_without_systems_and_chassis_is_an_error(certificate: Path) -> None:
+    resources = bmc.old_schema()
+    del resources[V1]["Systems"], resources[V1]["Chassis"]
+    with service(certificate, resources) as served:
+        assert reason(read(served.target(certificate))).endswith("lists neither systems nor chassis")
+
+
+@pytest.mark.parametrize("features", [{"NoLinks": True, "Levels": True}, {"NoLinks": True, "Levels": False}, "garbage"])
+def test_members_are_read_in_one_request_if_the_service_can_return_them_with_their_collection(
+    certificate: Path, features: Any
+) -> None:
+    """`features`: what the service says about the query option `$expand`."""
+    resources = bmc.old_schema()
+    resources[V1]["ProtocolFeaturesSupported"] = {"ExpandQuery": features}
+    systems = {
+        **resources[f"{V1}/Systems"],
+        "Members": [{"@odata.id": f"{V1}/Systems/1", **resources[f"{V1}/Systems/1"]}],
+    }
+
+    def answer(request: BaseHTTPRequestHandler) -> bool:
+        is_expanded = request.path == f"{SYSTEMS}?$expand=.($levels=1)"
+        if is_expanded:
+            request.reply(200, systems)  # type: ignore[attr-defined]
+        return is_expanded
+
+    with service(certificate, resources, answer) as served:
+        assert values(read(served.target(certificate)), "system.serial") == {"system=1": "S123456X"}
+        is_read_alone = f"GET {SYSTEMS}/1" in served.requests
+    assert is_read_alone is (features != {"NoLinks": True, "Levels": True})
 
 
 def test_more_parts_than_can_be_read_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -850,6 +902,7 @@ def test_inlet_temperature_is_that_of_the_air_that_enters_the_chassis(
         ("Inlet Temp", "SystemBoard", {"UpperThresholdCritical": 42, "UpperThresholdFatal": 45}, "inlet"),
         ("Temp 1", "Intake", {"UpperThresholdCritical": 42}, "inlet"),
         ("System Board Exhaust Temp", "SystemBoard", {"UpperThresholdCritical": 80}, "outlet"),
+        ("Outlet Temp", None, {"UpperThresholdCritical": 80}, "outlet"),
     ],
 )
 def test_sensor_with_a_limit_too_high_for_room_air_is_no_inlet_sensor(

@@ -535,6 +535,7 @@ def test_every_action_has_a_text_and_handling_refers_to_existing_problems() -> N
         ("storage.nvme.media_errors", "inspect_hardware", "disk=nvme0n1", "disk", "GPU"),
         ("dataloader.sufficiency", "inspect_hardware", "host", "CPUs", "RMA"),
         ("slow-workload", "inspect_hardware", "gang=r1", "CPUs", "RMA"),
+        ("host.module.nouveau", "reboot", "host", "blacklist of modprobe", "GPU"),
     ],
 )
 def test_handling_depends_on_the_kind_of_part(

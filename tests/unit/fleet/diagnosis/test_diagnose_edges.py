@@ -119,6 +119,14 @@ def test_title_of_a_hot_gpu_states_only_its_own_temperature_under_load(temperatu
     assert ("62" in cause.title) is is_named
 
 
+@pytest.mark.parametrize(("share", "text"), [(0.25, ", for 25 % of the stress test"), (0.0, ""), (None, "")])
+def test_title_of_a_hot_gpu_states_how_long_it_was_slowed_down_if_that_is_known(share: float | None, text: str) -> None:
+    hot = failed("gpu.throttle.active", "gpu=1,reason=hw_thermal", value=True, limit=False)
+    slowed = failed("stress.throttled_share", value=share, limit=0.0, params={"reason": "hw_thermal"})
+    (cause,) = causes(hot, slowed, passed("stress.temperature"))
+    assert cause.title.endswith(f"is slowed down by heat (62 °C under load{text})")
+
+
 def test_only_the_title_of_the_problem_hot_states_the_temperature_if_the_gpu_has_two_problems() -> None:
     hot = failed("gpu.throttle.active", "gpu=1,reason=hw_thermal", value=True, limit=False)
     version = failed("gpu.vbios_version", kind=VerdictKind.PEERS, value="1", limit="2")

@@ -119,6 +119,7 @@ def test_record_is_foreign_only_if_all_gpus_and_adapters_differ() -> None:
     records = tuple(with_adapter(record, ONE) for record in (alone, other))
     assert with_foreign_records(Evidence(records=records)).foreign == ()
     assert with_foreign_records(Evidence(records=(alone, other))).foreign == (other,)
+    assert with_foreign_records(Evidence(records=(alone, gang, other))).foreign == (other,)
     # A record without GPUs is not foreign.
     assert with_foreign_records(Evidence(records=(alone, replace(gang, gpus=())))).foreign == ()
 

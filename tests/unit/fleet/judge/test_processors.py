@@ -24,6 +24,7 @@ SLOW = {
     "dataloader.throughput": 500.0,
     "host_memory.total_bandwidth": 5e10,
     "host_compute.throughput": 2e11,
+    "checkpoint.save_time": 1e9,
     "host_memory.nodes": 1,
 }
 

@@ -12,7 +12,7 @@ from fleet.judge.evidence import Evidence
 from fleet.judge.judge import judge
 from fleet.judge.slot_limits import REMEDY, LaneCounts, with_slot_limit
 from schemas.records import Metric, Snapshot
-from schemas.reports import FAIL
+from schemas.reports import FAIL, SEVERITY
 from tests import builders
 from tests.unit.fleet.judge.small_fleet import FAILED, criterion, host_view, one_figure_plan, pack
 
@@ -60,7 +60,7 @@ def test_action_is_configure_only_if_the_link_is_as_fast_as_its_slot_allows(
     evidence["h1"] = replace(evidence["h1"], records=records)
     verdicts = judge(PLAN, evidence, PACKS)
     (verdict,) = [item for item in verdicts if item.name == name and item.verdict == FAIL]
-    assert (verdict.scope, verdict.action) == ("gpu=1", action)
+    assert (verdict.scope, verdict.action, verdict.severity) == ("gpu=1", action, SEVERITY[action])
     assert verdict.reason.endswith(REMEDY) == (action == "configure")
 
 

@@ -22,6 +22,7 @@ from fleet.judge.criteria import read_packs
 from fleet.judge.evidence import Evidence
 from fleet.judge.judge import host_view
 from fleet.judge.wiring import Wiring, cable_ends, judge_links
+from fleet.judge.wiring.exchanges import Orders
 from fleet.judge.wiring.links import HostLinks, PortLink, host_links
 from fleet.report.html.page import render_html
 from fleet.report.merge import merge
@@ -344,6 +345,12 @@ def test_cables_without_a_clear_majority_of_one_order_are_one_cause_and_the_host
     assert "manifest" in handling(cause).now
     listed = [replace(line, slot=line.slot.replace("ens", "dev").removesuffix("np0")) for line in lines_of(cables)]
     assert report_on(plan_of(*listed, hosts=8), cables).decision == ACCEPTED
+
+
+def test_two_exchanges_are_not_taken_for_one_if_a_switch_has_several_slots() -> None:
+    first, second = (tuple(zip("0123", switches, strict=True)) for switches in ("abcc", "ccab"))
+    exchanges = Orders({first: ("h1",), second: ("h2",)}).exchanges(first)
+    assert {exchange.slots for exchange in exchanges} == {("0", "2"), ("1", "3")}
 
 
 @pytest.mark.parametrize("swapped", range(1, 8))
