@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +20,7 @@ def test_text_of_a_host_is_one_word_of_a_shell_command_and_stays_so_if_the_comma
     assert clean(command) == command
 
 
-def test_only_the_function_that_also_cleans_quotes_texts_for_a_shell() -> None:
-    uses = [path for path in (ROOT / "fleet").rglob("*.py") if "shlex" in path.read_text(encoding="utf-8")]
-    assert uses == [ROOT / "fleet" / "report" / "formatting.py"]
+@pytest.mark.parametrize("package", ["diagnosis", "report", "rma"])
+def test_texts_of_hosts_are_quoted_only_by_the_function_that_also_cleans_them(package: str) -> None:
+    uses = [path for path in (ROOT / "fleet" / package).rglob("*.py") if "shlex" in path.read_text(encoding="utf-8")]
+    assert uses == ([ROOT / "fleet" / "report" / "formatting.py"] if package == "report" else [])
