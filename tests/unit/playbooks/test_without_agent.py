@@ -57,9 +57,12 @@ def test_report_on_a_host_without_the_agent_releases_nothing_and_is_written(tmp_
     assert (tmp_path / "runs" / "r" / "report.json").is_file()
 
 
-@pytest.mark.parametrize("options", [(), ("--check",)])
 @pytest.mark.parametrize(
-    "variables", [{}, {"rackproof_profile": "standard", "rackproof_gang": "rack", "rackproof_gpu_count": 8}]
+    ("variables", "options"),
+    [
+        ({}, ()),
+        ({"rackproof_profile": "standard", "rackproof_gang": "rack", "rackproof_gpu_count": 8}, ("--check",)),
+    ],
 )
 def test_teardown_makes_no_plan_and_leaves_no_run_directory(
     tmp_path: Path, options: tuple[str, ...], variables: dict[str, object]

@@ -564,7 +564,7 @@ def run_plays(
 
 @pytest.mark.parametrize(
     ("kind", "repository"),
-    [("cron", ""), ("cron", "https://me%40here:pass@git.example/r.git"), ("systemd", "https://x/r.git")],
+    [("cron", "https://me%40here:pass@git.example/r.git"), ("systemd", "")],
 )
 def test_schedule_is_not_replaced_by_that_of_another_inventory_whose_name_is_mapped_to_the_same(
     tmp_path: Path, kind: str, repository: str
