@@ -249,9 +249,19 @@ class HostView:
         return {scope: str(value) for metric in metrics for scope, value in metric.values.items()}
 
     @cached_property
-    def product(self) -> str:
-        """Return the product name of the host in the last snapshot that has one; empty if none has."""
-        return str(self.observations.last_values("host.system.product").get("host", ""))
+    def server(self) -> str:
+        """Return the product name of the host in the last snapshot that has one; empty if none has.
+
+        A virtual machine also has its number of processors: `Standard PC with 16 processors`, or `a virtual machine with 16
+        processors` without a product name. The owner of a virtual machine chooses its size, which the product name does not show.
+        """
+        product = str(self.observations.last_values("host.system.product").get("host", ""))
+        processors = self.observations.last_values("host.cpu.count").get("host")
+        return (
+            f"{product or 'a virtual machine'} with {processors} processors"
+            if processors and self.is_virtual
+            else product
+        )
 
     def _values(self, name: str) -> set[Value]:
         """Return the values of a reading in all scopes and snapshots."""
@@ -310,7 +320,7 @@ class HostView:
             ),
             *(tuple(self.snapshot_phases), tuple(self.evidence.gpu_scopes().items())),
             *(tuple(self.names.items()), tuple(self.part_numbers.items())),
-            *(self.product, tuple(self.nvlinks.items()), self.fabric_port, self.has_lone_gpu, bool(self.nvlink_domain)),
+            *(self.server, tuple(self.nvlinks.items()), self.fabric_port, self.has_lone_gpu, bool(self.nvlink_domain)),
             *self._rates_over_pcie.items(),
             *map(id, self.packs),
         )

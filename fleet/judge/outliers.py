@@ -60,7 +60,8 @@ DISK_FIGURES = "local_storage."
 Only figures with the same text are compared. Virtual disks have no model."""
 HOST_FIGURES = ("host_memory.", "host_compute.", "host_copy.", "dataloader.")
 """Prefixes of the figures that depend on processors, memory or PCIe slots of the host. Only hosts of the same product are
-compared, because servers of two vendors with the same GPUs differ in these parts. Other figures are compared across products."""
+compared (`HostView.server`), because servers of two vendors with the same GPUs differ in these parts. Other figures are compared
+across products."""
 WIRED_FIGURES = (
     "collective.", "fashion_mnist.", "group_copy.", "mixture_of_experts.", "model_parallel.", "training.", "transformer.",
     "variants.",
@@ -68,6 +69,10 @@ WIRED_FIGURES = (
 """Prefixes of the figures for which the GPUs of a host exchange data. They are compared only between hosts whose GPUs are joined
 in the same way, by NVLinks or PCIe. If no NVLink joins some of the GPUs, the data pass PCIe switches, processors or memory of the
 host, so that only hosts of the same product are compared."""
+
+SHARED_FIGURES = "dataloader."
+"""Prefix of the figures for which the ranks of all GPUs share the processors of the host at the same time. They are compared only
+between hosts with the same number of GPUs."""
 
 FigureKey = tuple[str, str, str, str, tuple[tuple[str, Value], ...], str]
 """Model (of the GPU, module or disk; for figures that depend on the host, also its product), name, stage, kind of scope and
@@ -236,12 +241,14 @@ class FleetFigures:
         if item.name.startswith(MODULE_READINGS):
             name = view.module_models.get(scope.without("lane"), UNKNOWN_MODULE)
         model = name if name is not None else view.peer_key[0]
-        if view.product and _depends_on_host(view, item.name):
-            model = f"{model} in {view.product}"
+        if view.server and _depends_on_host(view, item.name):
+            model = f"{model} in {view.server}"
         part_number = view.part_numbers.get(scope.device, "") if item.name.startswith(MEMORY_FIGURES) else ""
         settings = tuple(self._planned.params(item).items())
         if item.name.startswith(WIRED_FIGURES) and not scope.is_gang:
             settings += (("nvlinks", view.wiring),)
+        if item.name.startswith(SHARED_FIGURES):
+            settings += (("gpus", len(view.host.devices)),)
         return model, item.name, item.stage, scope.kind, settings, part_number
 
 
