@@ -24,6 +24,10 @@ from schemas.plans import Plan
 from schemas.reports import HostReport, LineKind, SummaryLine, Vulnerability
 
 MAX_LINES, MAX_NAMES = 5, 5
+OF_DISTRIBUTION = "the distribution adds fixes to old versions; see its own advisories"
+UNKNOWN_PACKAGE = (
+    "it is unknown who built it, and a distribution adds fixes to old versions; see the advisories of its supplier"
+)
 
 
 @dataclass(kw_only=True)
@@ -34,13 +38,8 @@ class Versions:
     """Whether any version was compared."""
     vulnerable: dict[tuple[str, str], tuple[MissingFixes, list[str]]] = field(default_factory=dict)
     """(Key in PRODUCTS, version) -> (fixes that the version lacks, hosts that have the version)."""
-    of_distribution: dict[tuple[str, str], list[str]] = field(default_factory=dict)
-    """Versions that were not compared, because the product is from a package of the distribution or its package is unknown.
-
-    A distribution may add fixes without a new version number.
-
-    The key is the title of the product and the package. The value lists the hosts.
-    """
+    not_compared: dict[tuple[str, str, str], list[str]] = field(default_factory=dict)
+    """(Title of a product, its package or version, reason why the version was not compared) -> hosts."""
 
 
 def compare_versions(plan: Plan, hosts: Iterable[HostReport], advisories: Advisories) -> Versions:
@@ -59,8 +58,9 @@ def compare_versions(plan: Plan, hosts: Iterable[HostReport], advisories: Adviso
             package = software.get(product.package, "")
             for text in dict.fromkeys(_versions(software, product)):
                 if not is_vendor_version(product, package):
-                    what = package or f"{text}, unknown package"
-                    result.of_distribution.setdefault((product.title, what), []).extend(names)
+                    reason = OF_DISTRIBUTION if package else UNKNOWN_PACKAGE
+                    not_compared = (product.title, clean(package or text), reason)
+                    result.not_compared.setdefault(not_compared, []).extend(names)
                     continue
                 result.compared = True
                 if fixes := missing_fixes(product, advisories.products.get(key, ()), text):
@@ -100,15 +100,12 @@ def vulnerability_lines(
     if rest := found[MAX_LINES:]:
         affected = {host for item in rest for host in item.hosts}
         yield _caveat("Vulnerable versions", f"{len(rest)} more, listed in report.json", len(affected))
-    of_distribution = sorted(versions.of_distribution.items())
-    for (title, package), hosts in of_distribution[:MAX_LINES]:
-        text = f"{title} ({clean(package)}): the distribution adds fixes to old versions; see its own advisories"
-        yield _caveat("Version not compared", f"{text} [{_names(hosts)}]", len(hosts))
-    if uncounted := of_distribution[MAX_LINES:]:
+    not_compared = sorted(versions.not_compared.items())
+    for (title, version, reason), hosts in not_compared[:MAX_LINES]:
+        yield _caveat("Version not compared", f"{title} ({version}): {reason} [{_names(hosts)}]", len(hosts))
+    if uncounted := not_compared[MAX_LINES:]:
         affected = {host for _, hosts in uncounted for host in hosts}
-        yield _caveat(
-            "Versions not compared", f"{counted(len(uncounted), 'more package')} of distributions", len(affected)
-        )
+        yield _caveat("Versions not compared", counted(len(uncounted), "more version"), len(affected))
     age = advisories.age_days(plan.created) if versions.compared else 0
     if age > STALE_AFTER_DAYS:
         text = f"the list of published vulnerabilities dates from {advisories.date}, {age} days before this run"

@@ -75,6 +75,14 @@ def test_package_of_a_distribution_is_listed_as_not_compared() -> None:
     ]
 
 
+def test_version_of_an_unknown_package_is_not_called_one_of_the_distribution() -> None:
+    _, lines = check_versions(host("h1", container__runc__version="1.1.12"))
+    assert lines == [
+        "Version not compared: runc (1.1.12): it is unknown who built it, and a distribution adds fixes to old versions; "
+        "see the advisories of its supplier [h1]"
+    ]
+
+
 def test_old_list_of_advisories_is_a_caveat_if_a_version_was_compared() -> None:
     _, lines = check_versions(host("h1", driver__version="580.159.03"), plan=LATER)
     assert lines == [f"Old advisories: {OLD}docs/versions.md shows how to update the list"]
@@ -96,14 +104,14 @@ def test_versions_and_hosts_beyond_the_first_five_are_only_counted() -> None:
     assert lines == [f"Vulnerable version: {TEXT} [k0, k1, k2, k3, k4 and 4 more hosts]"]
 
 
-def test_packages_of_distributions_beyond_the_first_five_are_only_counted() -> None:
+def test_versions_that_are_not_compared_are_only_counted_beyond_the_first_five() -> None:
     hosts = [
         host(f"h{n}", **{"container.runc.version": "1.1", "container.runc.package_version": f"runc 1.1-{n}"})
         for n in range(9)
     ]
     _, lines = check_versions(*hosts)
     assert len(lines) == 6
-    assert lines[-1] == "Versions not compared: 4 more packages of distributions"
+    assert lines[-1] == "Versions not compared: 4 more versions"
 
 
 @pytest.mark.parametrize("text", ["580.95.05\x1b[2J", "../../etc/passwd", "5" * 100_000])
