@@ -915,8 +915,16 @@ def test_sensor_with_a_limit_too_high_for_room_air_is_no_inlet_sensor(
     assert sides == ([side] if side else [])
 
 
-def test_sensor_without_a_current_value_is_unsupported() -> None:
-    readings = sensor(ReadingCelsius=None, UpperThresholdCritical=45)
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"ReadingCelsius": None},
+        {"ReadingCelsius": None, "Status": {"State": "UnavailableOffline", "Health": "OK"}},
+        {"ReadingCelsius": 0, "Status": {"State": "UnavailableOffline"}},
+    ],
+)
+def test_sensor_without_a_current_value_is_unsupported(properties: dict[str, Any]) -> None:
+    readings = sensor(UpperThresholdCritical=45, **properties)
     for name in ("sensor.alarm", "inlet.temperature"):
         (reason,) = metric(readings, name).absent.values()
         assert reason == "unsupported: the BMC currently reports no value for this sensor"
