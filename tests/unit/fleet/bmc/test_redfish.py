@@ -785,6 +785,18 @@ def test_members_are_read_in_one_request_if_the_service_can_return_them_with_the
     assert is_read_alone is (features != {"NoLinks": True, "Levels": True})
 
 
+@pytest.mark.parametrize(
+    "failure", [status(400), status(404), status(500), status(200, b"<html>"), status(200, b" " * 8_100_000)]
+)
+def test_members_are_read_one_by_one_if_the_service_fails_to_return_them_with_their_collection(
+    certificate: Path, failure: bmc.Answer
+) -> None:
+    resources = bmc.old_schema()
+    resources[V1]["ProtocolFeaturesSupported"] = {"ExpandQuery": {"NoLinks": True, "Levels": True}}
+    with service(certificate, resources, lambda request: "$expand" in request.path and failure(request)) as served:
+        assert values(read(served.target(certificate)), "system.serial") == {"system=1": "S123456X"}
+
+
 def test_more_parts_than_can_be_read_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fleet.bmc.readings.MAX_SCOPES", 2)
     readings = Readings()
