@@ -489,6 +489,35 @@ def test_log_that_has_dropped_the_entry_of_its_mark_is_read_by_time(
         assert sorted(str(text).rpartition(" ")[2] for text in messages) == sorted(map(str, expected))
 
 
+@pytest.mark.parametrize(
+    ("seconds", "mark", "expected"),
+    [
+        ("1 3 4 4 6", "5 2026-11-04T00:00:04Z", [6]),  # one new entry: that of the mark now has the ID 4
+        ("4 4 5 6 6", "5 2026-11-04T00:00:04Z", [6, 6, 5]),
+        (
+            "1 3 3 4 6",
+            "3 2026-11-04T00:00:04Z",
+            [6, 4],
+        ),  # the entry with the ID 4 was written in the second of the mark
+    ],
+)
+def test_log_whose_ids_are_positions_gives_no_entry_twice(
+    certificate: Path, seconds: str, mark: str, expected: list[int]
+) -> None:
+    """The IDs of HPE's logs are positions, so those of all entries fall by 1 if a full log gets a new entry.
+
+    `seconds`: the seconds in which the entries 1 to 5 were written. `expected`: those of the new entries.
+    """
+    entries = [
+        bmc.entry(number, f"second {second}", Created=f"2026-11-04T00:00:0{second}Z")
+        for number, second in enumerate(seconds.split(), 1)
+    ]
+    with service(certificate, log_of(entries)) as served:
+        metrics = read(served.target(certificate), {LOG: mark})
+    texts = metrics["bmc.event.message"].values.values()
+    assert [int(str(text).rpartition(" ")[2]) for text in texts] == expected
+
+
 def test_entry_with_a_higher_number_but_an_earlier_time_than_the_mark_is_an_error(certificate: Path) -> None:
     entries = [
         bmc.entry(number, f"event {number}", Created=f"2026-11-04T00:00:0{second}Z")
