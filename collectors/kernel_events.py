@@ -110,7 +110,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("nvme_reset", rf"{_NVME}(?:controller is down; will reset|frozen state error detected|resetting controller due to)"),
     ("disk_error", rf"(?:blk_update_request: )?critical medium error, dev {_BLOCK}"),
     ("disk_error", rf"(?:blk_update_request: )?critical target error, dev {_BLOCK},(?!.* op 0x[0-9a-f]+:\({_WITHOUT_DATA}\))"),
-    ("disk_error", r"(?P<disk>nvme\d+(?:c\d+)?n\d+): .* I/O Error \(sct 0x2 "),
+    ("disk_error", r"(?P<disk>nvme\d+(?:c\d+)?n\d+): .* \(sct 0x2 / sc "),
     ("array_member_failed", rf"md/\w+:md\w+: Disk failure on {_BLOCK}, disabling device"),
     ("array_member_failed", rf"md: kicking (?:non-fresh|faulty) {_BLOCK} from array"),
     ("array_member_failed", r"device-mapper: raid: Failed to read superblock of device"),
@@ -120,7 +120,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("file_system", rf"XFS \({_BLOCK}\): {_XFS_DAMAGE}"),
     ("file_system", rf"BTRFS(?: critical|: error) \(device {_BLOCK}"),
     ("file_system", rf"BTRFS error \(device {_BLOCK}[^)]*\): {_BTRFS_DAMAGE}"),
-    ("cpu_temperature", r"(?:mce: )?CPU(?P<processor>\d+): (?:Core |Package )?[Tt]emperature(?:/speed)? above threshold"),
+    ("cpu_temperature", r"(?:mce: )?CPU(?P<processor>\d+): (?:Core |Package )?[Tt]emperature (?:is )?above threshold"),
     ("cpu_temperature", r"(?:thermal thermal_zone\d+|ACPI: thermal): .*[Cc]ritical temperature reached"),
 )  # fmt: skip
 """Name of the event, and pattern of its message. A pattern must match at the beginning of the message, because the rest may

@@ -108,7 +108,7 @@ class RedfishSession:
         """Yield the members of a collection. Raises BmcError if it has more than MAX_MEMBERS members or MAX_PAGES pages."""
         count, pages = 0, 0
         if collection and self._expands and isinstance(path := collection.get("@odata.id"), str) and "?" not in path:
-            collection = self.get(f"{path}?$expand=.($levels=1)") or collection
+            collection = self._expanded(path) or collection
         while collection:
             members = collection.get("Members")
             for member in members if isinstance(members, list) else ():
@@ -125,6 +125,18 @@ class RedfishSession:
             if following and pages >= MAX_PAGES:
                 raise BmcError(f"{clean_text(collection.get('@odata.id'), 120)} has more than {MAX_PAGES} pages")
             collection = following
+
+    def _expanded(self, path: str) -> Resource | None:
+        """Return a collection with its members; None if the service cannot return them together.
+
+        After an error, the members of this and of all later collections are read one by one. Some services refuse the option for
+        some collections, need too long, or answer with the error of a single member.
+        """
+        try:
+            return self.get(f"{path}?$expand=.($levels=1)")
+        except BmcError:
+            self._expands = False
+            return None
 
     def _member(self, member: object) -> Resource | None:
         if not isinstance(member, dict):

@@ -114,11 +114,11 @@ def read_log(session: RedfishSession, service: Resource, mark: str | None) -> Lo
 
 
 def _not_older(entries: list[LogEntry], mark: str) -> list[LogEntry]:
-    """Return the newest entries, up to the first that is older than the entry that `mark` names.
+    """Return the newest entries, up to the first that was in the log at the previous reading (`_was_read`).
 
     Call this only if the entry that `mark` names was not found: the log was cleared, or it was full and has overwritten the
-    entry, or reading stopped before it was found. If the entry was found, do not compare times, because the clock of a BMC may be
-    set back.
+    entry or given it another ID, or reading stopped before it was found. If the entry was found, do not compare times, because
+    the clock of a BMC may be set back.
 
     Args:
         entries: entries of the log, newest first.
@@ -127,7 +127,7 @@ def _not_older(entries: list[LogEntry], mark: str) -> list[LogEntry]:
     Raises:
         BmcError: the times of the entries are not plausible, so it is unknown which entries are new.
     """
-    count = next((position for position, entry in enumerate(entries) if _is_older(entry.created, mark)), len(entries))
+    count = next((position for position, entry in enumerate(entries) if _was_read(entry, mark)), len(entries))
     if entries and not count:
         raise BmcError(
             "the newest entry of the log is older than the newest entry of the previous reading, which was not found"
@@ -136,12 +136,25 @@ def _not_older(entries: list[LogEntry], mark: str) -> list[LogEntry]:
     for entry in entries[count:]:
         number = _number(entry.id)
         has_higher_number = number_of_mark is not None and number is not None and number > number_of_mark
-        if has_higher_number or (_time(entry.created) and not _is_older(entry.created, mark)):
+        if has_higher_number or (_time(entry.created) and not _was_read(entry, mark)):
             raise BmcError(
                 "the newest entry of the previous reading was not found, and the entries are not in the order of their "
                 "times or IDs: the clock of the BMC was set back"
             )
     return entries[:count]
+
+
+def _was_read(entry: LogEntry, mark: str) -> bool:
+    """Return whether an entry is older than the entry that `mark` names, or of the same second and without a higher number.
+
+    On HPE, the ID of an entry is its position. If the log is full, each new entry lowers the IDs of all earlier ones by 1, so
+    that the named entry has a lower ID than before.
+    """
+    if _is_older(entry.created, mark):
+        return True
+    number, number_of_mark = _number(entry.id), _number(mark.rpartition(" ")[0])
+    is_same_second = entry.created == mark.rpartition(" ")[2] and _time(entry.created) is not None
+    return is_same_second and number is not None and number_of_mark is not None and number <= number_of_mark
 
 
 def _number(entry_id: str) -> int | None:

@@ -34,9 +34,14 @@ def standard(value: object) -> str | None:
 def is_there(resource: Resource) -> bool:
     """Return whether the part counts: it is neither absent nor disabled, and it is not a spare (see above)."""
     state = _state(resource)
-    if state == _UNUSABLE:
+    if is_offline(resource):
         return standard(_raw_health(resource)) in (WARNING, CRITICAL) or resource.get("LineInputStatus") in _BAD_INPUT
     return state not in _WITHOUT_HEALTH
+
+
+def is_offline(resource: Resource) -> bool:
+    """Return whether a part is present but cannot be used now. OpenBMC reports this of a sensor that does not answer."""
+    return _state(resource) == _UNUSABLE
 
 
 def _state(resource: Resource) -> str:

@@ -15,7 +15,7 @@ from pyghmi.ipmi.command import Command
 from fleet.bmc.event_log import EMPTY, MAX_NEW, LogEntry
 from fleet.bmc.health import CRITICAL, OK, WARNING
 from fleet.bmc.readings import READABLE, Readings
-from fleet.bmc.redfish_reading import Marks, side_of
+from fleet.bmc.redfish_reading import NO_VALUE, Marks, side_of
 from fleet.bmc.target import BmcError, BmcTarget, clean_text, label
 
 PORT = 623
@@ -88,15 +88,21 @@ def _named_errors() -> Iterator[None]:
 
 
 def _read_sensors(readings: Readings, sensors: Iterable[Any], deadline: float) -> None:
+    """Add the readings of all sensors. A sensor without a value and without states is `unsupported` in this reading.
+
+    The sensor of a power supply, fan or power unit is then left out: its bay is empty.
+    """
     supplies = 0
     for sensor in sensors:
         _check_time(deadline)
+        name, health, part = label(sensor.name), _health(sensor.health), _PARTS.get(str(sensor.type))
+        side = side_of(name) if sensor.type == "Temperature" else ""
         if sensor.unavailable or (sensor.value is None and not sensor.states):
+            for reading in ("sensor.alarm", *([f"{side}.temperature"] if side else [])) if not part else ():
+                readings.lack(f"bmc.{reading}", (name,), NO_VALUE)
             continue
-        name, health = label(sensor.name), _health(sensor.health)
         states = clean_text(", ".join(map(str, sensor.states)))
         text = f"{health}: {states}" if states and health not in (OK, None) else health
-        part = _PARTS.get(str(sensor.type))
         if part:
             readings.add(part, (name,), text, "the BMC reports no health status for this part")
             supplies += part == "bmc.power_supply.health"
@@ -104,7 +110,7 @@ def _read_sensors(readings: Readings, sensors: Iterable[Any], deadline: float) -
         value = f"{sensor.value:g} {sensor.units}: " if isinstance(sensor.value, int | float) else ""
         alarm = "none" if health in (OK, WARNING) else clean_text(f"{value}{states or health}")
         readings.add("bmc.sensor.alarm", (name,), alarm if health else None, "the BMC reports no health of this sensor")
-        if sensor.type == "Temperature" and isinstance(sensor.value, int | float) and (side := side_of(name)):
+        if side and isinstance(sensor.value, int | float):
             readings.add(f"bmc.{side}.temperature", (name,), float(sensor.value))
     readings.add("bmc.power_supply.fitted", (), supplies)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from fleet.bmc.client import ROOT, RedfishSession, Resource, open_session
 from fleet.bmc.event_log import is_event_log, read_log
 from fleet.bmc.firmware import read_firmware
-from fleet.bmc.health import CRITICAL, OK, has_health, health, is_there, leak_health, power_supply_health
+from fleet.bmc.health import CRITICAL, OK, has_health, health, is_offline, is_there, leak_health, power_supply_health
 from fleet.bmc.parts import Parts
 from fleet.bmc.readings import READABLE, Readings
 from fleet.bmc.target import BmcError, BmcTarget, clean_text, label
@@ -17,7 +17,7 @@ from schemas.scopes import Scope
 
 Marks = Mapping[str, str]
 """Scope of an event log -> mark (ID and time) of its newest entry at the previous reading; `none` if the log was empty."""
-_NO_VALUE = "the BMC currently reports no value for this sensor"
+NO_VALUE = "the BMC currently reports no value for this sensor"
 _NO_STATUS = "the BMC reports no health status for this part"
 _NEVER_STATUS = "this BMC reports no health for any power supply; its event log reports faults of power supplies"
 _OF_A_PART = re.compile(
@@ -150,12 +150,14 @@ def _read_sensor(readings: Readings, sensor: Resource) -> None:
     """Add the alarm of a sensor (`none` within its critical limits), and its temperature if it is at the inlet or outlet."""
     value = _number(next((sensor[key] for key in ("Reading", "ReadingCelsius", "ReadingVolts") if key in sensor), None))
     if not is_there(sensor):
-        return
+        if not is_offline(sensor):
+            return
+        value = None
     name = _name(sensor)
     low, high = _limits(sensor)
     if value is None:
         if (low, high) != (None, None):
-            readings.lack("bmc.sensor.alarm", (name,), _NO_VALUE)
+            readings.lack("bmc.sensor.alarm", (name,), NO_VALUE)
     elif low is not None and value < low:
         readings.add("bmc.sensor.alarm", (name,), f"{value:g}, below its critical limit {low:g}")
     elif high is not None and value > high:
@@ -165,7 +167,7 @@ def _read_sensor(readings: Readings, sensor: Resource) -> None:
     if "ReadingCelsius" in sensor or sensor.get("ReadingUnits") == "Cel":
         side = _side(sensor, name)
         if side and value is None:
-            readings.lack(f"bmc.{side}.temperature", (name,), _NO_VALUE)
+            readings.lack(f"bmc.{side}.temperature", (name,), NO_VALUE)
         elif side:
             readings.add(f"bmc.{side}.temperature", (name,), value)
 

@@ -56,8 +56,8 @@ MEMORY_FIGURES = "memory."
 """Prefix of the figures of the GPU's memory. They are compared only with those of GPUs with the same part number: boards of one
 model with different part numbers differ by 2 % in memory bandwidth (measured, H200)."""
 DISK_FIGURES = "local_storage."
-"""Prefix of the figures of disks. Their parameter `model` has the level of an array, and number, models and sizes of its disks.
-Only figures with the same text are compared. Virtual disks have no model."""
+"""Prefix of the figures of disks. Their parameter `model` has the level of an array, the encryption, and number, models and sizes
+of the disks. Only figures with the same text are compared. Virtual disks have no model."""
 HOST_FIGURES = ("host_memory.", "host_compute.", "host_copy.", "dataloader.")
 """Prefixes of the figures that depend on processors, memory or PCIe slots of the host. Only hosts of the same product are
 compared (`HostView.server`), because servers of two vendors with the same GPUs differ in these parts. Other figures are compared

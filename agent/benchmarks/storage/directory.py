@@ -132,8 +132,8 @@ def disks_of(number: int, source: str, root: Path = Path("/")) -> tuple[str, str
     """Return the block device of a file system, a description of the disks below it, and the names of these disks.
 
     For example `md0`, `raid0 of 2x SAMSUNG MZWLR 3841 GB`, `[nvme0n1, nvme1n1]`. File systems with the same description can be
-    compared: they have equally many disks of the same models and sizes, in arrays of the same levels. The description is empty
-    if no disk has a model.
+    compared: they have equally many disks of the same models and sizes, in arrays of the same levels, with the same encryption.
+    The description is empty if no disk has a model.
 
     All are empty if the file system has no block device in `/sys`. For an array, a volume or a partition, the disks are
     those that contain it.
@@ -181,12 +181,16 @@ def _of_btrfs(device: Path, root: Path) -> tuple[str, list[Path]]:
 
 
 def _level(path: Path, members: list[Path]) -> str:
-    """Return how a device spreads its data over its members: the level of an array, such as `raid0`; empty for one member.
+    """Return how a device stores its data on its members: the level of an array, such as `raid0`, or the format of an encrypted
+    device, such as `LUKS2`. Empty for a volume on one member.
 
     The kernel lists no level of an LVM volume. Instead, its kind and its optimal size of a transfer are returned: the size of one
     stripe over all members that hold data.
     """
     level = _text(path / "md/level")
+    encrypted = re.match(r"CRYPT-(\w+)", _text(path / "dm/uuid"))
+    if encrypted:
+        return encrypted[1]
     if level or len(members) < 2:
         return level
     images = any(re.search(r"_[rm]image_\d+$", _text(member / "dm/name")) for member in members)

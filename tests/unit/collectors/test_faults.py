@@ -354,7 +354,7 @@ EVENTS = {
                             "md/raid1:md0: Disk failure on nvme1n1p2, disabling device."),
     "file_system": ("disk=md0,event=file_system", "EXT4-fs error (device md0): ext4_find_entry:1463: inode #2: lblock 0"),
     "cpu_temperature": ("processor=3,event=cpu_temperature",
-                        "mce: CPU3: Core temperature above threshold, cpu clock throttled (total events = 12)"),
+                        "CPU3: Core temperature is above threshold, cpu clock is throttled (total events = 12)"),
     "memory_corrected": ("dimm=P1-DIMMC1,event=memory_corrected", *MEMORY_ERROR * 11),
 }  # fmt: skip
 """Event in the kernel log -> scope of its failed verdict, then the kernel messages of the event."""

@@ -274,6 +274,13 @@ def lvm_raid(root: Path, count: int, optimal: int) -> str:
     return devices.description(devices.device("dm-9", legs, {"queue/optimal_io_size": f"{optimal}\n"}))
 
 
+def encrypted(root: Path, uuid: str, count: int) -> str:
+    devices = BlockDevices(root)
+    disks = devices.disks(count)
+    below = disks if count == 1 else [devices.device("md0", disks, {"md/level": "raid0\n"})]
+    return devices.description(devices.device("dm-0", below, {"dm/uuid": f"{uuid}\n"}))
+
+
 def btrfs(root: Path, level: str, count: int) -> str:
     devices = BlockDevices(root)
     names = devices.disks(count)
@@ -307,6 +314,9 @@ DESCRIPTIONS: dict[str, Callable[[Path], str]] = {
     "RAID with stripes of 196608 B of 4x SAMSUNG MZWLR3T8 3841 GB": lambda root: lvm_raid(root, 4, 196608),
     "btrfs raid0 of 2x SAMSUNG MZWLR3T8 3841 GB": lambda root: btrfs(root, "raid0", 2),
     "btrfs raid1 of 2x SAMSUNG MZWLR3T8 3841 GB": lambda root: btrfs(root, "raid1", 2),
+    "LUKS2 of SAMSUNG MZWLR3T8 3841 GB": lambda root: encrypted(root, "CRYPT-LUKS2-5f0c8e1ad0f34b6f-scratch", 1),
+    "PLAIN of SAMSUNG MZWLR3T8 3841 GB": lambda root: encrypted(root, "CRYPT-PLAIN-scratch", 1),
+    "LUKS2 over raid0 of 2x SAMSUNG MZWLR3T8 3841 GB": lambda root: encrypted(root, "CRYPT-LUKS2-5f0c8e1a-scratch", 2),
     "RAID 5 of LOGICAL VOLUME 3841 GB": lambda root: controller(root, "RAID 5"),
     "RAID 1(+0) of LOGICAL VOLUME 3841 GB": lambda root: controller(root, "RAID 1(+0)"),
     "LOGICAL VOLUME 3841 GB": lambda root: controller(root, "N/A"),
@@ -321,7 +331,7 @@ def one_disk(root: Path) -> str:
 
 
 @pytest.mark.parametrize("expected", DESCRIPTIONS)
-def test_different_arrays_have_different_descriptions(tmp_path: Path, expected: str) -> None:
+def test_different_arrays_and_encrypted_disks_have_different_descriptions(tmp_path: Path, expected: str) -> None:
     assert DESCRIPTIONS[expected](tmp_path) == expected
 
 

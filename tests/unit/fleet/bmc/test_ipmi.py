@@ -112,6 +112,29 @@ def test_sensor_beyond_its_critical_limit_has_an_alarm_and_unknown_health_gives_
 
 
 @pytest.mark.parametrize(
+    ("kind", "name", "expected"),
+    [
+        ("Temperature", "GPU3 Temp", {"bmc.sensor.alarm": "sensor=GPU3_Temp"}),
+        ("Temperature", "Inlet", {"bmc.sensor.alarm": "sensor=Inlet", "bmc.inlet.temperature": "sensor=Inlet"}),
+        ("Physical Security", "Intrusion", {"bmc.sensor.alarm": "sensor=Intrusion"}),
+        ("Power Supply", "PSU3", {}),
+        ("Fan", "FAN3", {}),
+    ],
+)
+@pytest.mark.parametrize("unavailable", [0, 1])
+def test_sensor_without_a_value_is_unsupported_unless_it_belongs_to_a_bay_which_is_then_empty(
+    kind: str, name: str, expected: dict[str, str], unavailable: int
+) -> None:
+    """Otherwise a sensor that has a value at one moment and none at another makes the record contradict itself."""
+    readings = Readings()
+    sensor = SimpleNamespace(name=name, type=kind, health=0, states=[], unavailable=unavailable, value=None, units="")
+    ipmi_reading._read_sensors(readings, [sensor], float("inf"))
+    reason = "unsupported: the BMC currently reports no value for this sensor"
+    absent = {item.name: dict(item.absent) for item in readings.metrics() if reason in item.absent.values()}
+    assert absent == {name: {scope: reason} for name, scope in expected.items()}
+
+
+@pytest.mark.parametrize(
     ("kind", "name", "scope"),
     [
         ("Power Supply", "power_supply.health", "psu=X1"),

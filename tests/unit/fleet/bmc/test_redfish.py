@@ -489,6 +489,35 @@ def test_log_that_has_dropped_the_entry_of_its_mark_is_read_by_time(
         assert sorted(str(text).rpartition(" ")[2] for text in messages) == sorted(map(str, expected))
 
 
+@pytest.mark.parametrize(
+    ("seconds", "mark", "expected"),
+    [
+        ("1 3 4 4 6", "5 2026-11-04T00:00:04Z", [6]),  # one new entry: that of the mark now has the ID 4
+        ("4 4 5 6 6", "5 2026-11-04T00:00:04Z", [6, 6, 5]),
+        (
+            "1 3 3 4 6",
+            "3 2026-11-04T00:00:04Z",
+            [6, 4],
+        ),  # the entry with the ID 4 was written in the second of the mark
+    ],
+)
+def test_log_whose_ids_are_positions_gives_no_entry_twice(
+    certificate: Path, seconds: str, mark: str, expected: list[int]
+) -> None:
+    """The IDs of HPE's logs are positions, so those of all entries fall by 1 if a full log gets a new entry.
+
+    `seconds`: the seconds in which the entries 1 to 5 were written. `expected`: those of the new entries.
+    """
+    entries = [
+        bmc.entry(number, f"second {second}", Created=f"2026-11-04T00:00:0{second}Z")
+        for number, second in enumerate(seconds.split(), 1)
+    ]
+    with service(certificate, log_of(entries)) as served:
+        metrics = read(served.target(certificate), {LOG: mark})
+    texts = metrics["bmc.event.message"].values.values()
+    assert [int(str(text).rpartition(" ")[2]) for text in texts] == expected
+
+
 def test_entry_with_a_higher_number_but_an_earlier_time_than_the_mark_is_an_error(certificate: Path) -> None:
     entries = [
         bmc.entry(number, f"event {number}", Created=f"2026-11-04T00:00:0{second}Z")
@@ -785,6 +814,18 @@ def test_members_are_read_in_one_request_if_the_service_can_return_them_with_the
     assert is_read_alone is (features != {"NoLinks": True, "Levels": True})
 
 
+@pytest.mark.parametrize(
+    "failure", [status(400), status(404), status(500), status(200, b"<html>"), status(200, b" " * 8_100_000)]
+)
+def test_members_are_read_one_by_one_if_the_service_fails_to_return_them_with_their_collection(
+    certificate: Path, failure: bmc.Answer
+) -> None:
+    resources = bmc.old_schema()
+    resources[V1]["ProtocolFeaturesSupported"] = {"ExpandQuery": {"NoLinks": True, "Levels": True}}
+    with service(certificate, resources, lambda request: "$expand" in request.path and failure(request)) as served:
+        assert values(read(served.target(certificate)), "system.serial") == {"system=1": "S123456X"}
+
+
 def test_more_parts_than_can_be_read_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fleet.bmc.readings.MAX_SCOPES", 2)
     readings = Readings()
@@ -915,8 +956,16 @@ def test_sensor_with_a_limit_too_high_for_room_air_is_no_inlet_sensor(
     assert sides == ([side] if side else [])
 
 
-def test_sensor_without_a_current_value_is_unsupported() -> None:
-    readings = sensor(ReadingCelsius=None, UpperThresholdCritical=45)
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"ReadingCelsius": None},
+        {"ReadingCelsius": None, "Status": {"State": "UnavailableOffline", "Health": "OK"}},
+        {"ReadingCelsius": 0, "Status": {"State": "UnavailableOffline"}},
+    ],
+)
+def test_sensor_without_a_current_value_is_unsupported(properties: dict[str, Any]) -> None:
+    readings = sensor(UpperThresholdCritical=45, **properties)
     for name in ("sensor.alarm", "inlet.temperature"):
         (reason,) = metric(readings, name).absent.values()
         assert reason == "unsupported: the BMC currently reports no value for this sensor"
