@@ -63,6 +63,8 @@ class RdmaPort:
     """Whether perftest can connect the port's queue pairs; false for adapters for iWARP and EFA."""
     device_problem: str = ""
     """Why the device file of the adapter cannot be opened, with the remedy; empty if it can."""
+    pkey_index: int = 0
+    """Index of the InfiniBand partition key (P_Key) with which the port is measured; 0 if the link is not InfiniBand."""
     links: Links = ()
     """The PCIe links above the adapter; empty for a software adapter, and in a virtual machine, which does not show them."""
 
@@ -72,7 +74,9 @@ class RdmaPort:
         return f"hca={self.hca},port={self.number}"
 
 
-def fabric_ports(fabric_stated: bool, root: Path = Path("/"), *, is_virtual: bool = False) -> list[RdmaPort]:
+def fabric_ports(
+    fabric_stated: bool, root: Path = Path("/"), *, is_virtual: bool = False, pkey_index: int = 0
+) -> list[RdmaPort]:
     """Return the RDMA ports of the host in the order of `rail`; `unusable` says why a port is not measured.
 
     Args:
@@ -80,6 +84,7 @@ def fabric_ports(fabric_stated: bool, root: Path = Path("/"), *, is_virtual: boo
             are not measured: they may carry other traffic, and the virtual NICs of a cloud look like RoCE ports.
         root: the root of the file system.
         is_virtual: whether this is a virtual machine. Its PCIe links are not those of the host.
+        pkey_index: index of the partition key for InfiniBand ports.
     """
     ports = list(_ports(root))
     ports.sort(key=lambda port: (not port.can_connect, port.slot))
@@ -90,6 +95,7 @@ def fabric_ports(fabric_stated: bool, root: Path = Path("/"), *, is_virtual: boo
             port,
             rail=rail,
             unusable=port.unusable or _not_fabric(port, has_infiniband, fabric_stated, fastest),
+            pkey_index=pkey_index if port.link_layer == INFINIBAND else 0,
             links=() if is_virtual else port.links,
         )
         for rail, port in enumerate(ports)
