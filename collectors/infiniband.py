@@ -17,7 +17,7 @@ from collectors.efa import EFA_COUNTERS, read_efa
 from collectors.files import Files
 from collectors.sysfs import parse_natural, parse_numa_node, pci_address
 
-CLASS = "sys/class/infiniband"
+CLASS, VERBS_CLASS = "sys/class/infiniband", "sys/class/infiniband_verbs"
 ROCE, INFINIBAND = "Ethernet", "InfiniBand"
 NO_LINK = Absent.unsupported("the port has no link")
 _NO_COUNTER = "the adapter has no such counter"
@@ -79,7 +79,8 @@ Readings = dict[str, Value | Absent]
 class InfinibandCollector:
     """Reads the adapters under `root`. With `full_snapshot` it also reads LIDs, and for RoCE the interface and the GID types.
 
-    Virtual functions are left out. An adapter without hardware, such as Soft-RoCE, is read only if it uses a physical interface.
+    Virtual functions and SMI devices are left out. An adapter without hardware, such as Soft-RoCE, is read only if it uses a
+    physical interface.
     """
 
     name = "infiniband"
@@ -178,7 +179,32 @@ def adapters(files: Files) -> list[str]:
         names = files.names(CLASS)
     except FileNotFoundError:
         return []
-    return [name for name in names if _is_physical(files, f"{CLASS}/{name}")]
+    return _without_smi_devices(files, [name for name in names if _is_physical(files, f"{CLASS}/{name}")])
+
+
+def _without_smi_devices(files: Files, names: list[str]) -> list[str]:
+    """Return the names without those of SMI devices (`rdma dev add smi1 type SMI parent mlx5_0`).
+
+    An SMI device has the ports of the single planes of a ConnectX-8 port, and only subnet managers can use it. Unlike the adapter
+    of the same PCI function, it has no verbs device.
+    """
+    of_function: dict[str, list[str]] = {}
+    for name in names:
+        of_function.setdefault(_function(files, name), []).append(name)
+    if len(of_function) == len(names):
+        return names
+    entries = files.matching(VERBS_CLASS, r"uverbs\d+", "none")
+    listed = [] if isinstance(entries, Absent) else entries
+    usable = {files.read(f"{VERBS_CLASS}/{entry}/ibdev", str) for entry in listed}
+    return [name for name in names if name in usable or usable.isdisjoint(of_function[_function(files, name)])]
+
+
+def _function(files: Files, name: str) -> str:
+    """Return the directory of the PCI function or other device that has the adapter; the name if it is not known."""
+    try:
+        return files.target(f"{CLASS}/{name}").rpartition("/")[0]
+    except OSError:
+        return name
 
 
 def _is_physical(files: Files, path: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from collectors.base import Absent, Value
 from collectors.files import Files
@@ -19,6 +20,9 @@ class Device:
     address: str
     kind: str
     bridges: tuple[str, ...]
+    own_bridges: int = 0
+    """Number of bridges that are inside the device. ConnectX-7 and ConnectX-8 can contain a PCIe switch (in DGX H100 and HGX B300
+    they do). The links within this switch have no lanes that can fail."""
     is_coherent: bool = False
     """Whether the GPU is attached to its Grace CPU by NVLink-C2C, so that its PCIe link carries no data."""
     limits: dict[str, Value | Absent] = field(default_factory=dict)
@@ -26,6 +30,16 @@ class Device:
 
     Empty until PcieCollector has read all of these limits without an `error`.
     """
+
+    @property
+    def link_end(self) -> str:
+        """Return the PCI address of the lower end of the device's link: the device, or the upper end of the switch inside it."""
+        return (self.address, *self.bridges)[self.own_bridges]
+
+    @property
+    def port(self) -> str:
+        """Return the PCI address of the upper end of the device's link; empty if none is visible."""
+        return next(iter(self.bridges[self.own_bridges :]), "")
 
 
 class PciBus:
@@ -62,10 +76,11 @@ def identify(files: Files, address: str) -> Device | None:
     kind = device_kind(files.text(f"{path}/class"), files.text(f"{path}/vendor"))
     if not kind or files.exists(f"{path}/physfn"):
         return None  # a virtual function shares the link of its physical function
-    above = pci_addresses(files.target(path))[:-1]
-    port_vendor = files.text(f"{PCI_DEVICES}/{above[-1]}/vendor") if above else ""
-    is_coherent = kind == GPU and port_vendor == NVIDIA
-    return Device(address=address, kind=kind, bridges=tuple(reversed(above)), is_coherent=is_coherent)
+    bridges = tuple(reversed(pci_addresses(files.target(path))[:-1]))
+    vendors = (files.text(f"{PCI_DEVICES}/{bridge}/vendor") for bridge in bridges)
+    own_bridges = sum(1 for _ in takewhile(lambda vendor: vendor == MELLANOX, vendors)) if kind == NETWORK else 0
+    is_coherent = kind == GPU and next(vendors, "") == NVIDIA
+    return Device(address=address, kind=kind, bridges=bridges, own_bridges=own_bridges, is_coherent=is_coherent)
 
 
 def device_kind(device_class: str, vendor: str) -> str:

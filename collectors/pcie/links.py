@@ -42,7 +42,10 @@ KINDS = {
     **{f"pcie.aer.{name}": ("1", f"AER errors of the device, {name}") for name in SEVERITIES},
     **{f"pcie.port.aer.{name}": ("1", f"AER errors of the port above the device, {name}") for name in SEVERITIES},
     "pcie.kind": ("1", "Kind of the device"),
-    "pcie.port.address": ("1", "PCI address of the port above the device"),
+    "pcie.port.address": (
+        "1",
+        "PCI address of the port above the device; a PCIe switch inside an adapter is part of the adapter",
+    ),
     "pcie.power_state": ("1", "Power state of the device"),
     "pcie.numa_node": ("1", "NUMA node of the device"),
     "pcie.driver": ("1", "Driver that the GPU is bound to; `none` if the GPU has no driver"),
@@ -101,12 +104,14 @@ class PcieCollector:
 
     def _readings(self, device: Device) -> dict[str, Value | Absent]:
         path = f"{PCI_DEVICES}/{device.address}"
-        port = f"{PCI_DEVICES}/{device.bridges[0]}" if device.bridges else ""
+        link_end = f"{PCI_DEVICES}/{device.link_end}"
+        port = f"{PCI_DEVICES}/{device.port}" if device.port else ""
         readings: dict[str, Value | Absent] = {}
-        readings["pcie.generation"], readings["pcie.width"] = self._link(path, "current")
-        readings |= self._limits(device, path, port)
+        readings["pcie.generation"], readings["pcie.width"] = self._link(link_end, "current")
+        readings |= self._limits(device, link_end, port)
         for severity in SEVERITIES:
-            readings[f"pcie.aer.{severity}"] = self._error_count(path, severity)
+            counts = [self._error_count(end, severity) for end in dict.fromkeys((path, link_end))]
+            readings[f"pcie.aer.{severity}"] = _total(counts)
             readings[f"pcie.port.aer.{severity}"] = self._error_count(port, severity) if port else NO_PORT
         if device.kind in (GPU, NETWORK):
             # Other kinds are left out. NVSwitches use PCIe only for management. The backplane between an NVMe drive and its port
@@ -115,7 +120,7 @@ class PcieCollector:
             readings["pcie.narrowed"] = self._is_below_limits(device, readings, "width")
         if self._full_snapshot:
             readings["pcie.kind"] = device.kind
-            readings["pcie.port.address"] = device.bridges[0] if device.bridges else NO_PORT
+            readings["pcie.port.address"] = device.port or NO_PORT
             readings["pcie.power_state"] = self._files.read(
                 f"{path}/power_state", str, missing="the kernel does not report the power state"
             )
@@ -175,6 +180,14 @@ class PcieCollector:
             return absent
         current, *limits = (value for value in values if isinstance(value, int))
         return current < min(limits)
+
+
+def _total(counts: Iterable[Value | Absent]) -> Value | Absent:
+    """Return the sum of counts. Those that are `unsupported` are left out, unless all are."""
+    listed = list(counts)
+    numbers = [count for count in listed if isinstance(count, int)]
+    failed = [count for count in listed if isinstance(count, Absent) and (count.status == "error" or not numbers)]
+    return failed[0] if failed else sum(numbers)
 
 
 def parse_generation(speed: str) -> Value | Absent:

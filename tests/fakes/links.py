@@ -169,6 +169,24 @@ def add_bond(root: Path, name: str, states: dict[str, str]) -> None:
         write(root, f"sys/class/net/{slave}/bonding_slave/mii_status", f"{state}\n")
 
 
+SWITCH_ROOT, SWITCH_UP, SWITCH_DOWN, SWITCH_HCA = "0000:b0:01.1", "0000:b1:00.0", "0000:b2:00.0", "0000:b3:00.0"
+"""PCI addresses of an adapter with a PCIe switch: root port, upper and lower end of the switch, the adapter's function."""
+SWITCH_GPU = "0000:b6:00.0"
+
+
+def add_adapter_with_switch(root: Path) -> None:
+    """Add a ConnectX-7 that contains a PCIe switch, and a GPU below this switch, as in a Lenovo SD665-N V3 or DGX H100."""
+    bridge = ("0x15b3", "0x1979", "0x060400")
+    _bridge(root, (), SWITCH_ROOT, 1)
+    above = (SWITCH_ROOT,)
+    for address in (SWITCH_UP, "0000:b2:02.0", "0000:b4:00.0", "0000:b5:00.0"):
+        _endpoint(root, above, address, 1, ids=bridge, speed="32.0", width=16)
+        above = (*above, address)
+    _gpu(root, above, SWITCH_GPU, 1)
+    _endpoint(root, (SWITCH_ROOT, SWITCH_UP), SWITCH_DOWN, 1, ids=bridge, speed="32.0", width=16)
+    _hca(root, (SWITCH_ROOT, SWITCH_UP, SWITCH_DOWN), SWITCH_HCA, 1)
+
+
 EFA, EFA_NIC = "rdmap163s0", "0000:a3:00.0"
 EFA_COUNTERS = {
     "rx_drops": 18, "retrans_pkts": 3321, "retrans_timeout_events": 2, "unresponsive_remote_events": 0,

@@ -74,6 +74,8 @@ class VerbsTest:
         arguments = ["-F", "-d", port.hca, "-i", str(port.number), "-p", str(tcp_port), "-s", str(self.size_bytes)]
         if port.link_layer == ROCE:
             arguments += ["-x", str(port.gid_index)]
+        if port.pkey_index:
+            arguments.append(f"--pkey_index={port.pkey_index}")
         if self.figure == "latency":
             arguments += ["-n", str(LATENCY_ITERATIONS)]
         else:

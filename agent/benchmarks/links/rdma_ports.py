@@ -63,6 +63,8 @@ class RdmaPort:
     """Whether perftest can connect the port's queue pairs; false for adapters for iWARP and EFA."""
     device_problem: str = ""
     """Why the device file of the adapter cannot be opened, with the remedy; empty if it can."""
+    pkey_index: int = 0
+    """Index of the InfiniBand partition key (P_Key) with which the port is measured; 0 if the link is not InfiniBand."""
     links: Links = ()
     """The PCIe links above the adapter; empty for a software adapter, and in a virtual machine, which does not show them."""
 
@@ -72,7 +74,9 @@ class RdmaPort:
         return f"hca={self.hca},port={self.number}"
 
 
-def fabric_ports(fabric_stated: bool, root: Path = Path("/"), *, is_virtual: bool = False) -> list[RdmaPort]:
+def fabric_ports(
+    fabric_stated: bool, root: Path = Path("/"), *, is_virtual: bool = False, pkey_index: int = 0
+) -> list[RdmaPort]:
     """Return the RDMA ports of the host in the order of `rail`; `unusable` says why a port is not measured.
 
     Args:
@@ -80,6 +84,7 @@ def fabric_ports(fabric_stated: bool, root: Path = Path("/"), *, is_virtual: boo
             are not measured: they may carry other traffic, and the virtual NICs of a cloud look like RoCE ports.
         root: the root of the file system.
         is_virtual: whether this is a virtual machine. Its PCIe links are not those of the host.
+        pkey_index: index of the partition key for InfiniBand ports.
     """
     ports = list(_ports(root))
     ports.sort(key=lambda port: (not port.can_connect, port.slot))
@@ -90,6 +95,7 @@ def fabric_ports(fabric_stated: bool, root: Path = Path("/"), *, is_virtual: boo
             port,
             rail=rail,
             unusable=port.unusable or _not_fabric(port, has_infiniband, fabric_stated, fastest),
+            pkey_index=pkey_index if port.link_layer == INFINIBAND else 0,
             links=() if is_virtual else port.links,
         )
         for rail, port in enumerate(ports)
@@ -128,15 +134,25 @@ def partner_port(port: RdmaPort, own_slots: Sequence[str], partner_slots: Sequen
 
 
 def _ports(root: Path) -> Iterator[RdmaPort]:
-    """Yield the ports of every adapter except virtual functions. Each port has `rail` 0, because its rail is not yet known."""
-    for path in _entries(root / CLASS):
-        device = path / "device"
-        if (device / "physfn").exists() or not _NAME.fullmatch(path.name):
+    """Yield the ports of every adapter except virtual functions and SMI devices.
+
+    An SMI device (`rdma dev add smi1 type SMI parent mlx5_0`) has the ports of the single planes of a ConnectX-8 port, and only
+    subnet managers can use it. Unlike the adapter of the same PCI function, it has no verbs device.
+
+    Each port has `rail` 0, because its rail is not yet known.
+    """
+    adapters = {path: path / "device" for path in _entries(root / CLASS) if _NAME.fullmatch(path.name)}
+    files = {_text(entry / "ibdev"): entry.name for entry in _entries(root / VERBS_CLASS)}
+    usable = {device.resolve() for path, device in adapters.items() if path.name in files}
+    for path, device in adapters.items():
+        is_smi_device = path.name not in files and device.resolve() in usable
+        if (device / "physfn").exists() or is_smi_device:
             continue
         kind = _text(path / "node_type")
         for port in _entries(path / "ports") if kind else ():
             if port.name.isdecimal():
-                rdma_port = replace(_port(path.name, device, port), device_problem=_device_problem(root, path.name))
+                problem = _device_problem(root, path.name, files.get(path.name, ""))
+                rdma_port = replace(_port(path.name, device, port), device_problem=problem)
                 yield (
                     rdma_port
                     if kind == CHANNEL_ADAPTER
@@ -144,23 +160,23 @@ def _ports(root: Path) -> Iterator[RdmaPort]:
                 )
 
 
-def _device_problem(root: Path, hca: str) -> str:
-    """Return why the device file of an adapter cannot be opened. Empty if it can, or if sysfs does not state its name.
+def _device_problem(root: Path, hca: str, name: str) -> str:
+    """Return why the device file of an adapter cannot be opened. Empty if it can, or if sysfs does not state its `name`.
 
     A container shows the adapters of the machine in sysfs, but has only the device files that are passed to it.
     """
-    for entry in _entries(root / VERBS_CLASS):
-        if _text(entry / "ibdev") == hca:
-            file = f"dev/infiniband/{entry.name}"
-            try:
-                os.close(os.open(root / file, os.O_RDWR | os.O_CLOEXEC))
-            except (FileNotFoundError, PermissionError) as error:
-                return (
-                    f"/{file}, the device file of {hca}, cannot be opened: {error.strerror}. If this is a container, pass "
-                    "/dev/infiniband to it (docs/container.md); if this is a job, its device cgroup must allow the file"
-                )
-            except OSError:
-                return ""  # perftest then reports the problem
+    if not name:
+        return ""
+    file = f"dev/infiniband/{name}"
+    try:
+        os.close(os.open(root / file, os.O_RDWR | os.O_CLOEXEC))
+    except (FileNotFoundError, PermissionError) as error:
+        return (
+            f"/{file}, the device file of {hca}, cannot be opened: {error.strerror}. If this is a container, pass "
+            "/dev/infiniband to it (docs/container.md); if this is a job, its device cgroup must allow the file"
+        )
+    except OSError:
+        return ""  # perftest then reports the problem
     return ""
 
 

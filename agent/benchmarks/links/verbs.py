@@ -10,6 +10,8 @@ through the process group, so a fabric on which NCCL cannot work is measured too
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -41,11 +43,22 @@ def run(context: RankContext, settings: Mapping[str, Any]) -> None:
         return
     request = read_request(context)
     report = PortReport(context, settings)
-    usable = report.usable_ports(fabric_ports(bool(request.get("fabric")), is_virtual=bool(request.get("virtual"))))
+    usable = report.usable_ports(
+        fabric_ports(
+            bool(request.get("fabric")), is_virtual=bool(request.get("virtual")), pkey_index=nccl_pkey_index(os.environ)
+        )
+    )
     if context.stage == GANG:
         measure_pairs(context, settings, report, usable, request)
     else:
         _measure_loopback(context, settings, report, usable)
+
+
+def nccl_pkey_index(environment: Mapping[str, str]) -> int:
+    """Return the index of the partition key that NCCL uses (NCCL_IB_PKEY); 0, NCCL's default, if the value is not an index."""
+    with contextlib.suppress(ValueError):
+        return max(0, int(environment.get("NCCL_IB_PKEY", "0"), 0))
+    return 0
 
 
 def _measure_loopback(

@@ -241,6 +241,25 @@ def test_virtual_functions_and_soft_roce_without_a_nic_are_excluded(interface: s
     assert [key for key in observed if "rxe0" in key[1] or links.IB[0] in key[1]] == []
 
 
+@pytest.mark.parametrize("verbs", [(HCA,), (HCA, "smi1"), ()], ids=["smi-device", "two-adapters", "no-verbs"])
+def test_adapter_without_a_verbs_device_is_excluded_if_another_adapter_of_its_function_has_one(
+    verbs: tuple[str, ...], root: Path
+) -> None:
+    healthy = readings(root)
+    smi = links._infiniband(root, "smi1", links.HCAS[1], 1)  # four planes, as `rdma dev add smi1 type SMI` creates them
+    links.write(smi, "ports/1/rate", "200 Gb/sec (1X XDR)\n")
+    for plane in range(2, 5):
+        shutil.copytree(smi / "ports/1", smi / f"ports/{plane}")
+    for number, name in enumerate(verbs):
+        links.write(root, f"sys/class/infiniband_verbs/uverbs{number}/ibdev", f"{name}\n")
+    links.write(root, "sys/class/infiniband_verbs/abi_version", "6\n")
+    observed = readings(root)
+    if verbs == (HCA,):
+        assert observed == healthy
+    else:
+        assert observed["port_count", "host"] == 7
+
+
 @pytest.mark.parametrize("state", [("4: ACTIVE", "5: LinkUp"), ("1: DOWN", "3: Disabled")])
 def test_soft_roce_on_a_nic_is_read_with_and_without_a_link(state: tuple[str, str], root: Path) -> None:
     adapter = "sys/devices/virtual/infiniband/rxe0"

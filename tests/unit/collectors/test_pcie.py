@@ -221,6 +221,31 @@ def test_slowed_and_narrowed_are_unsupported_for_a_gpu_on_a_grace_cpu(root: Path
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        (lambda root: links.set_link(root, links.SWITCH_UP, "current", width=8), {"width": 8, "narrowed": True}),
+        (lambda root: links.set_link(root, links.SWITCH_UP, "current", speed="8.0"), {"generation": 3, "slowed": True}),
+        (lambda root: links.set_link(root, links.SWITCH_ROOT, "max", speed="16.0"), {"port__generation_max": 4}),
+        (lambda root: links.set_aer(root, links.SWITCH_UP, "correctable", 40), {"aer__correctable": 40}),
+        (lambda root: links.set_aer(root, links.SWITCH_HCA, "fatal", 1), {"aer__fatal": 1}),
+        (lambda root: links.set_aer(root, links.SWITCH_ROOT, "fatal", 2), {"port__aer__fatal": 2}),
+        (lambda root: (links.pci(root, links.SWITCH_UP) / "aer_dev_fatal").unlink(), {}),
+        (lambda root: links.set_link(root, links.SWITCH_HCA, "current", speed="2.5", width=1), {}),
+        (lambda root: links.set_link(root, links.SWITCH_DOWN, "max", speed="2.5", width=1), {}),
+    ],
+)
+def test_link_of_an_adapter_with_a_pcie_switch_is_the_link_above_the_switch(
+    tmp_path: Path, fault: Callable[[Path], None], expected: dict[str, Value]
+) -> None:
+    links.add_adapter_with_switch(tmp_path)
+    links.write(tmp_path, "proc/cpuinfo", "flags\t\t: fpu\n")
+    healthy = readings(tmp_path)
+    assert healthy["pcie.port.address", f"pci={links.SWITCH_HCA}"] == links.SWITCH_ROOT
+    assert healthy["pcie.nic_path", f"pci={links.SWITCH_GPU}"] == "PXB"
+    assert changed(tmp_path, fault) == device_readings(links.SWITCH_HCA, **expected)
+
+
 def test_link_and_setting_readings_of_an_unresponsive_device_are_errors(root: Path) -> None:
     def lost(root: Path) -> None:
         (links.pci(root, GPU) / "current_link_speed").write_text("Unknown\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,13 @@ def test_port_at_half_rate_is_measured(tmp_path: Path) -> None:
 def test_virtual_function_is_left_out(tmp_path: Path) -> None:
     add_adapter(tmp_path, "mlx5_0", "15", virtual=True)
     assert fabric_ports(True, tmp_path) == []
+
+
+def test_smi_device_is_left_out(tmp_path: Path) -> None:
+    add_adapter(tmp_path, "mlx5_0", "15", rate="800 Gb/sec (4X XDR)")
+    shutil.copytree(tmp_path / "sys/class/infiniband/mlx5_0", tmp_path / "sys/class/infiniband/smi0", symlinks=True)
+    write(tmp_path / "sys/class/infiniband_verbs/uverbs0/ibdev", "mlx5_0")
+    assert list(reasons(tmp_path)) == ["mlx5_0"]
 
 
 @pytest.mark.parametrize("kind", ["4: RNIC", "7: unspecified"])

@@ -527,6 +527,38 @@ def test_client_has_the_arguments_of_the_server_and_its_address() -> None:
     assert test.program == "ib_read_bw"
 
 
+@pytest.mark.parametrize(
+    ("layer", "environment", "option"),
+    [
+        ("InfiniBand", {"NCCL_IB_PKEY": "1"}, ["--pkey_index=1"]),
+        ("InfiniBand", {"NCCL_IB_PKEY": "0x2"}, ["--pkey_index=2"]),
+        ("InfiniBand", {"NCCL_IB_PKEY": "0"}, []),
+        ("InfiniBand", {"NCCL_IB_PKEY": "-1"}, []),
+        ("InfiniBand", {"NCCL_IB_PKEY": ""}, []),
+        ("InfiniBand", {}, []),
+        ("Ethernet", {"NCCL_IB_PKEY": "1"}, []),
+    ],
+)
+def test_infiniband_port_is_measured_with_the_partition_key_of_nccl(
+    tmp_path: Path, layer: str, environment: dict[str, str], option: list[str]
+) -> None:
+    add_adapter(tmp_path, "mlx5_0", "15", layer=layer)
+    (port,) = rdma_ports.fabric_ports(True, tmp_path, pkey_index=verbs.nccl_pkey_index(environment))
+    for figure in ("bandwidth", "latency", "message_rate"):
+        arguments = VerbsTest(figure=figure).arguments(port, 20000)
+        assert [item for item in arguments if "pkey" in item] == option
+
+
+def test_partition_key_of_nccl_is_read_from_the_environment_of_the_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCL_IB_PKEY", "3")
+    requested: list[Any] = []
+    monkeypatch.setattr(verbs, "fabric_ports", lambda *_, **options: requested.append(options["pkey_index"]) or [])
+    verbs.run(context_of(tmp_path, "h1", ["h1"], "benchmark", {}), QUICK)  # type: ignore[arg-type]
+    assert requested == [3]
+
+
 PORT = rdma_ports.RdmaPort(
     hca="rxe0", number=1, slot="eth0/1", rail=0, link_layer="Ethernet", rate=1e9, gid_index=1, gid_type="RoCE v2 IPv4",
     numa_node="unknown", pci_path="", cpus=(),
