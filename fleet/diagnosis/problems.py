@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import lru_cache
 
 from fleet.diagnosis import words
 from fleet.judge.advisories import PRODUCTS
@@ -114,16 +115,21 @@ class Problem:
         return next(ranks, len(self.shown_by))
 
 
-def matches(verdict: Verdict, patterns: Sequence[str]) -> bool:
+def matches(verdict: Verdict, patterns: tuple[str, ...]) -> bool:
     """Return whether a pattern matches the observation of the verdict."""
-    return any(_matches(verdict, *pattern.split(",", 1)) for pattern in patterns)
+    return any(not label or _has_label(verdict, label) for label in _labels(patterns, verdict.name))
 
 
-def _matches(verdict: Verdict, name: str, label: str = "") -> bool:
-    if not fnmatchcase(verdict.name, name):
-        return False
-    labels = [f"{key}={value}" for key, value in (*Scope.parse(verdict.scope).labels.items(), *verdict.params.items())]
-    return not label or any(fnmatchcase(text, label) for text in labels)
+@lru_cache(maxsize=65536)
+def _labels(patterns: tuple[str, ...], name: str) -> tuple[str, ...]:
+    """Return the pattern of labels (empty if it has none) of each pattern that matches the name."""
+    parts = (pattern.partition(",") for pattern in patterns)
+    return tuple(label for name_pattern, _, label in parts if fnmatchcase(name, name_pattern))
+
+
+def _has_label(verdict: Verdict, pattern: str) -> bool:
+    labels = (*Scope.parse(verdict.scope).labels.items(), *verdict.params.items())
+    return any(fnmatchcase(f"{key}={value}", pattern) for key, value in labels)
 
 
 PROBLEMS = (

@@ -127,10 +127,17 @@ def test_duplicate_key_among_forty_thousand_is_named(position: int) -> None:
         documents.parse(text, source="h1.json")
 
 
+def shortened(value: Any) -> Any:
+    """Return the document with only the first element of each list. So it has each kind of value, and is quick to validate."""
+    if isinstance(value, dict):
+        return {key: shortened(item) for key, item in value.items()}
+    return [shortened(item) for item in value[:1]] if isinstance(value, list) else value
+
+
 def locations(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the path of each value in a document. Of a list, only the paths in its first element."""
+    """Yield the path of each value in a document."""
     yield path
-    items = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in items:
         yield from locations(item, (*path, key))
 
@@ -145,6 +152,7 @@ def replaced(document: Any, path: tuple[Any, ...], value: Any) -> Any:
 
 
 PLAN = to_json(builders.plan(gpu_count=1))
+SHORT = {"record": shortened(RECORD), "plan": shortened(PLAN)}
 HUGE_VALUES = {
     "a long text": "x" * 100_000,
     "a long number as text": "1" * 100_000,
@@ -157,13 +165,12 @@ HUGE_VALUES = {
 
 
 @pytest.mark.parametrize("kind", HUGE_VALUES)
-@pytest.mark.parametrize(("schema", "document"), [("record", RECORD), ("plan", PLAN)], ids=["record", "plan"])
-def test_message_about_a_huge_value_is_short_and_its_number_of_faults_is_bounded(
-    schema: str, document: dict[str, Any], kind: str
-) -> None:
+@pytest.mark.parametrize("schema", SHORT)
+def test_message_about_a_huge_value_is_short_and_its_number_of_faults_is_bounded(schema: str, kind: str) -> None:
     result = 0
-    for path in locations(document):
-        changed = replaced(document, path, HUGE_VALUES[kind])
+    assert documents.faults(SHORT[schema], schema) == []
+    for path in locations(SHORT[schema]):
+        changed = replaced(SHORT[schema], path, HUGE_VALUES[kind])
         errors = documents.faults(changed, schema)
         assert len(errors) < 1000, path
         messages = [documents.explain(error) for error in errors]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import statistics
 from collections.abc import Callable
 from dataclasses import replace
@@ -62,13 +63,32 @@ def test_level_stays_near_the_correct_values_despite_wrong_values(right: list[fl
 # Accepting a run, which adds it to the baseline
 
 
-@pytest.fixture
-def base(tmp_path: Path) -> Path:
-    """Accept a run of h1 and h2, which have two GPUs each; return the directory of the baseline."""
-    run = run_directory(tmp_path / "runs" / "good")
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the healthy run `good` of h1 and h2, which have two GPUs each, with its report. Tests must not change it."""
+    run = run_directory(tmp_path_factory.mktemp("runs") / "good")
     assert call("report", run) == 0
-    assert call("baseline", "accept", run, "--baseline", tmp_path / "base", "--by", "Ada", "--why", "hand-over") == 0
-    return tmp_path / "base"
+    return run
+
+
+@pytest.fixture(scope="module")
+def accepted_once(reported: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Accept the run `good`; return the directory of the baseline, which tests must not change."""
+    base = tmp_path_factory.mktemp("accepted") / "base"
+    assert call("baseline", "accept", reported, "--baseline", base, "--by", "Ada", "--why", "hand-over") == 0
+    return base
+
+
+@pytest.fixture
+def base(accepted_once: Path, tmp_path: Path) -> Path:
+    """Return a copy of the baseline with the run `good`."""
+    return shutil.copytree(accepted_once, tmp_path / "base")
+
+
+@pytest.fixture
+def good(reported: Path, tmp_path: Path) -> Path:
+    """Return a copy of the run `good` with its report."""
+    return shutil.copytree(reported, tmp_path / "good")
 
 
 def test_accepted_run_is_stored_by_host_name_and_gpu_serial(base: Path) -> None:
@@ -111,24 +131,24 @@ def test_run_without_a_report_or_with_a_rejection_cannot_become_a_baseline(
     ids=["lacks a verdict", "verdicts are a text", "unknown field"],
 )
 def test_changed_report_is_refused(
-    change: Callable[[dict[str, Any]], dict[str, Any]], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    change: Callable[[dict[str, Any]], dict[str, Any]],
+    message: str,
+    good: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run = run_directory(tmp_path / "good")
-    assert call("report", run) == 0
-    documents.write(run / "report.json", change(report_of(run)))
-    assert call("baseline", "accept", run, "--baseline", tmp_path / "base") == 2
+    documents.write(good / "report.json", change(report_of(good)))
+    assert call("baseline", "accept", good, "--baseline", tmp_path / "base") == 2
     errors = capsys.readouterr().err
     assert message in errors
-    assert f"`rackproof report {run}`" in errors
+    assert f"`rackproof report {good}`" in errors
     assert not (tmp_path / "base").exists()
 
 
-def test_symlinked_report_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = run_directory(tmp_path / "good")
-    assert call("report", run) == 0
-    (run / "report.json").rename(tmp_path / "elsewhere.json")
-    (run / "report.json").symlink_to(tmp_path / "elsewhere.json")
-    assert call("baseline", "accept", run, "--baseline", tmp_path / "base") == 2
+def test_symlinked_report_is_refused(good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (good / "report.json").rename(tmp_path / "elsewhere.json")
+    (good / "report.json").symlink_to(tmp_path / "elsewhere.json")
+    assert call("baseline", "accept", good, "--baseline", tmp_path / "base") == 2
     assert "report.json: Too many levels of symbolic links" in capsys.readouterr().err
 
 

@@ -80,18 +80,21 @@ def test_baseline_of_each_gpu_of_a_board_is_found(
     assert {name: result.gpus[name].id for name in gpus} == {name: name for name in gpus}
 
 
-@pytest.mark.parametrize("fault", ["slow_gpu", "slow_hbm", "missing_gpu", "nvlink_down"])
+@pytest.mark.parametrize("faults", [("slow_gpu", "slow_hbm"), ("missing_gpu", "nvlink_down")], ids="-".join)
 @pytest.mark.parametrize("gpu", [0, 1])
 def test_shared_serials_change_nothing_in_what_diff_finds(
-    tmp_path: Path, accepted: Callable[[Change], tuple[Path, Path, list[str]]], fault: str, gpu: int
+    tmp_path: Path, accepted: Callable[[Change], tuple[Path, Path, list[str]]], faults: tuple[str, str], gpu: int
 ) -> None:
+    """Each of the two hosts has one of the faults."""
+    requests = [f"{fault}:r01-h0{number}:{gpu}" for number, fault in enumerate(faults, 1)]
     result = []
     for name, change in (("own", own), ("shared", on_boards)):
         before, baselines, _ = accepted(change)
-        after = simulate(tmp_path / name / "after", f"{fault}:r01-h02:{gpu}", day=2, change=change)
+        after = simulate(tmp_path / name / "after", *requests, day=2, change=change)
         result.append((changes(before, after), changes(baselines, after)))
     assert result[0] == result[1]
-    assert all(result[0]), "diff must find the fault"
+    for found in result[0]:
+        assert {host for _, host, _, _ in found} >= {"r01-h01", "r01-h02"}, "diff must find both faults"
 
 
 def test_returned_gpu_of_a_board_is_new_and_its_neighbour_is_unchanged(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from pathlib import Path
 
 import pytest
@@ -13,14 +15,21 @@ from tests.histories import Faults, FleetHistory
 
 @pytest.fixture(scope="session")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> tuple[Faults, Path]:
-    """Return the faults that the simulation planted, and the directory of the history.
+    """Return the faults that the simulation planted, and the directory of the history, which tests must not change.
 
-    The history has 20 monthly runs. All except the last two are merged into monthly files.
+    The history has 20 monthly runs. All except the last two are merged into monthly files. The first pytest worker that needs the
+    history creates it for all workers.
     """
-    directory = tmp_path_factory.mktemp("history")
-    simulated = FleetHistory(racks=7, hosts=4, gpus=4, months=20, seed=1)
-    for number, rows in enumerate(simulated.runs()):
-        add_run(directory, rows)
-        if number == 17:
-            assert merge_runs(directory, SIMULATED) == 18
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    simulated, directory = FleetHistory(racks=7, hosts=4, gpus=4, months=20, seed=1), shared / "fleet-history"
+    with (shared / "fleet-history.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not directory.exists():
+            new = tmp_path_factory.mktemp("history") / "new"
+            for number, rows in enumerate(simulated.runs()):
+                add_run(new, rows)
+                if number == 17:
+                    assert merge_runs(new, SIMULATED) == 18
+            new.rename(directory)
     return simulated.planted, directory

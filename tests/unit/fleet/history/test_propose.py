@@ -137,9 +137,16 @@ def parts_of(hosts: int, gpus: int, draw: random.Random, sigmas: tuple[float, fl
     ]
 
 
-@pytest.mark.parametrize(("hosts", "gpus"), [(5, 8), (8, 1), (8, 8), (32, 4)])
+SIGMAS = [(0.0, 0.008, 0.003), (0.006, 0.006, 0.003), (0.01, 0.004, 0.003), (0.01, 0.001, 0.001)]
+
+
 @pytest.mark.parametrize(
-    "sigmas", [(0.0, 0.008, 0.003), (0.006, 0.006, 0.003), (0.01, 0.004, 0.003), (0.01, 0.001, 0.001)]
+    ("hosts", "gpus", "sigmas"),
+    [
+        *[(hosts, gpus, sigmas) for hosts, gpus in ((5, 4), (8, 1)) for sigmas in SIGMAS],
+        *[(8, 8, sigmas) for sigmas in SIGMAS[::3]],
+        (32, 2, SIGMAS[3]),
+    ],
 )
 def test_limit_has_the_stated_rate_of_false_alarms_in_95_percent_of_the_fleets(
     hosts: int, gpus: int, sigmas: tuple[float, float, float]

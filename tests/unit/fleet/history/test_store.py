@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,25 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Judged]:
 def add(history: Path, *runs: Judged) -> None:
     for run in runs:
         add_run(history, run_rows(*run))
+
+
+StoredRuns = Callable[..., None]
+
+
+@pytest.fixture(scope="module")
+def stored_runs(judged: dict[str, Judged], tmp_path_factory: pytest.TempPathFactory) -> StoredRuns:
+    """Return a function that writes a history of the runs with these names. Equal histories are created once, and then copied."""
+
+    @cache
+    def created(names: tuple[str, ...]) -> Path:
+        directory = tmp_path_factory.mktemp("history")
+        add(directory, *(judged[name] for name in names))
+        return directory
+
+    def write(directory: Path, *names: str) -> None:
+        shutil.copytree(created(names), directory, dirs_exist_ok=True)
+
+    return write
 
 
 def import_runs(history: Path, *runs: Path) -> None:
@@ -106,9 +126,9 @@ def test_run_counts_once_if_it_is_imported_again_from_another_directory_or_after
     assert counts(store) == first
 
 
-def test_merging_changes_no_result_of_a_query(tmp_path: Path, judged: dict[str, Judged]) -> None:
+def test_merging_changes_no_result_of_a_query(tmp_path: Path, stored_runs: StoredRuns) -> None:
     store = tmp_path / "h"
-    add(store, *judged.values())
+    stored_runs(store, "r1", "r2")
     query = ("select level, id, name, settings, sum(n), round(sum(syy), 6) from series group by all order by all",
              "select * exclude (nonce) from figures order by all")  # fmt: skip
     before = [History(store).rows(text) for text in query]
@@ -162,10 +182,10 @@ def overwrite(path: Path) -> None:
     ids=["cut off", "overwritten", "removed", "replaced by a text"],
 )
 def test_damaged_file_is_named_and_left_out(
-    tmp_path: Path, damage: Callable[[Path], Any], judged: dict[str, Judged]
+    tmp_path: Path, damage: Callable[[Path], Any], judged: dict[str, Judged], stored_runs: StoredRuns
 ) -> None:
     store = tmp_path / "h"
-    add(store, *judged.values())
+    stored_runs(store, "r1", "r2")
     first = read_index(store, REAL)
     assert first
     (file,) = (
@@ -197,9 +217,9 @@ def test_damaged_file_is_named_and_left_out(
     ],
 )
 def test_index_that_is_damaged_or_of_another_version_is_refused(
-    tmp_path: Path, text: str, message: str, judged: dict[str, Judged]
+    tmp_path: Path, text: str, message: str, judged: dict[str, Judged], stored_runs: StoredRuns
 ) -> None:
-    add(tmp_path / "h", judged["r1"])
+    stored_runs(tmp_path / "h", "r1")
     path = tmp_path / "h" / REAL / "index.json"
     path.write_text(text)
     asked = rackproof("history", "racks", "--history", tmp_path / "h")
@@ -220,10 +240,10 @@ NEWER: dict[str, Callable[[dict[str, Any]], object]] = {
 
 @pytest.mark.parametrize("change", NEWER.values(), ids=NEWER)
 def test_index_of_a_newer_version_is_not_called_damaged(
-    tmp_path: Path, change: Callable[[dict[str, Any]], object], judged: dict[str, Judged]
+    tmp_path: Path, change: Callable[[dict[str, Any]], object], judged: dict[str, Judged], stored_runs: StoredRuns
 ) -> None:
     """The error must not suggest a backup or a new import: both would lose the data that the newer version added."""
-    add(tmp_path / "h", judged["r1"])
+    stored_runs(tmp_path / "h", "r1")
     version = tmp_path / "h" / REAL / "index-1" / "index.json"
     for path in (version, tmp_path / "h" / REAL / "index.json"):
         document = json.loads(path.read_text())
@@ -239,8 +259,8 @@ def test_index_of_a_newer_version_is_not_called_damaged(
     assert json.loads(version.read_text()) == document
 
 
-def test_file_outside_the_history_is_not_read(tmp_path: Path, judged: dict[str, Judged]) -> None:
-    add(tmp_path / "h", judged["r1"])
+def test_file_outside_the_history_is_not_read(tmp_path: Path, stored_runs: StoredRuns) -> None:
+    stored_runs(tmp_path / "h", "r1")
     path = tmp_path / "h" / REAL / "index.json"
     document = json.loads(path.read_text())
     document["files"][0]["path"] = "figures/../../../secret.parquet"
@@ -277,8 +297,10 @@ def test_lock_that_is_never_released_is_an_error(
         add(tmp_path / "h", judged["r1"])
 
 
-def test_killed_writer_does_not_change_the_history(tmp_path: Path, judged: dict[str, Judged]) -> None:
-    add(tmp_path / "h", judged["r1"])
+def test_killed_writer_does_not_change_the_history(
+    tmp_path: Path, judged: dict[str, Judged], stored_runs: StoredRuns
+) -> None:
+    stored_runs(tmp_path / "h", "r1")
     before = counts(tmp_path / "h")
 
     orphan = tmp_path / "h" / REAL / "figures" / "0.parquet"
@@ -375,9 +397,9 @@ def test_fault_of_the_history_gives_one_warning_and_changes_no_decision(
 
 
 def test_file_that_cannot_be_written_is_an_error_and_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, judged: dict[str, Judged]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, judged: dict[str, Judged], stored_runs: StoredRuns
 ) -> None:
-    add(tmp_path / "h", judged["r1"])
+    stored_runs(tmp_path / "h", "r1")
     before = files(tmp_path / "h")
     copy = tables.copy
     monkeypatch.setattr(tables, "copy", lambda query, table, path: copy(query, table, path / "missing" / "file"))
@@ -389,9 +411,9 @@ def test_file_that_cannot_be_written_is_an_error_and_changes_nothing(
 
 
 def test_missing_package_is_named_with_the_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, judged: dict[str, Judged]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored_runs: StoredRuns
 ) -> None:
-    add(tmp_path / "h", judged["r1"])
+    stored_runs(tmp_path / "h", "r1")
     monkeypatch.setitem(sys.modules, "duckdb", None)
     done = rackproof("history", "racks", "--history", tmp_path / "h")
     assert (done.returncode, done.stdout) == (2, "")
@@ -428,8 +450,10 @@ def test_playbook_passes_the_history_of_the_inventory(directory: str, options: l
     assert NativeEnvironment().from_string(command).render(values) == ["rackproof", "report", "runs/r1", *options]
 
 
-def test_lost_index_stops_a_writer_and_no_file_is_removed(tmp_path: Path, judged: dict[str, Judged]) -> None:
-    add(tmp_path, *judged.values())
+def test_lost_index_stops_a_writer_and_no_file_is_removed(
+    tmp_path: Path, judged: dict[str, Judged], stored_runs: StoredRuns
+) -> None:
+    stored_runs(tmp_path, "r1", "r2")
     shutil.rmtree(tmp_path / REAL / "index-2")
     (tmp_path / REAL / "index.json").unlink()
     files = set(tmp_path.rglob("*.parquet"))
@@ -450,19 +474,19 @@ def test_only_files_listed_in_an_index_are_removed(tmp_path: Path, judged: dict[
     assert len(before) == len(after)
 
 
-def test_names_of_directories_do_not_become_columns(tmp_path: Path, judged: dict[str, Judged]) -> None:
+def test_names_of_directories_do_not_become_columns(tmp_path: Path, stored_runs: StoredRuns) -> None:
     """By default, DuckDB reads a directory `rack=9` in the path of a file as a column `rack` (Hive partitioning)."""
     directory = tmp_path / "rack=9" / "name=x"
-    add(directory, *judged.values())
+    stored_runs(directory, "r1", "r2")
     merge_runs(directory, REAL)
     (plain := tmp_path / "plain").mkdir()
-    add(plain, *judged.values())
+    stored_runs(plain, "r1", "r2")
     query = "select distinct rack, name from figures order by all"
     assert History(directory, REAL).rows(query) == History(plain, REAL).rows(query)
 
 
-def test_file_with_a_damaged_footer_is_named(tmp_path: Path, judged: dict[str, Judged]) -> None:
-    add(tmp_path, *judged.values())
+def test_file_with_a_damaged_footer_is_named(tmp_path: Path, stored_runs: StoredRuns) -> None:
+    stored_runs(tmp_path, "r1", "r2")
     path = next((tmp_path / REAL / "figures").glob("*.parquet"))
     data = bytearray(path.read_bytes())
     data[-12:-8] = bytes(byte ^ 0xFF for byte in data[-12:-8])
@@ -472,9 +496,11 @@ def test_file_with_a_damaged_footer_is_named(tmp_path: Path, judged: dict[str, J
     assert [problem for problem in history.problems if str(path) in problem]
 
 
-def test_month_with_a_damaged_file_is_merged_without_it(tmp_path: Path, judged: dict[str, Judged]) -> None:
+def test_month_with_a_damaged_file_is_merged_without_it(
+    tmp_path: Path, judged: dict[str, Judged], stored_runs: StoredRuns
+) -> None:
     """If the damaged file were merged, the merged file would have a valid checksum, which would hide the damage."""
-    add(tmp_path, judged["r1"])
+    stored_runs(tmp_path, "r1")
     index = read_index(tmp_path, REAL)
     assert index
     (file,) = (tmp_path / REAL / item.path for item in index.files if item.table == "parts")
@@ -503,9 +529,9 @@ def drop_column(history: Path, table: str, column: str, chosen: Sequence[int]) -
 
 @pytest.mark.parametrize("chosen", [(0,), (1,), (0, 1)])
 def test_months_merged_by_an_older_version_give_the_same_percentiles(
-    tmp_path: Path, judged: dict[str, Judged], chosen: tuple[int, ...]
+    tmp_path: Path, stored_runs: StoredRuns, chosen: tuple[int, ...]
 ) -> None:
-    add(tmp_path, *judged.values())
+    stored_runs(tmp_path, "r1", "r2")
     merge_runs(tmp_path, REAL)
     figures = [
         PeerFigure(**row)

@@ -557,7 +557,7 @@ def test_truncated_baseline_snapshot_is_rejected(tmp_path: Path) -> None:
     for name in ("index.json", "hosts/h1.json", "gpus/h1-0.json"):
         path = run / "baseline" / name
         whole = path.read_bytes()
-        for length in range(0, len(whole), max(1, len(whole) // 50)):
+        for length in range(0, len(whole), max(1, len(whole) // 20)):
             path.write_bytes(whole[:length])
             assert "is invalid" in baseline_store.BaselineSnapshot(run, plan).of_host("h1", gpus).problem
         path.unlink()

@@ -21,6 +21,7 @@ from fleet.report.run_report import report_of
 from fleet.simulate.faults import FAULTS
 from fleet.simulate.fleet import Fleet, place_faults
 from fleet.simulate.fleet import write_run as write_simulation
+from fleet.simulate.records import JUDGED
 from rackproof.main import main
 from schemas.reports import EXCEPTIONS, Cause, CausePart, FleetReport, Judged, Verdict
 from schemas.waivers import Waiver
@@ -205,7 +206,7 @@ def faults_of_one_host() -> list[tuple[str, ...]]:
 def test_cases_of_a_faulty_host_have_distinct_names_with_and_without_waivers(
     tmp_path: Path, faults: tuple[str, ...]
 ) -> None:
-    fleet = Fleet(hosts=3, gpus=2, profile="smoke", nvlink_domains=True, storage=True, bmcs=True)
+    fleet = Fleet(hosts=3, gpus=2, profile="smoke", readings=JUDGED, nvlink_domains=True, storage=True, bmcs=True)
     plan = fleet.plan("r1", builders.WHEN)
     write_simulation(tmp_path / "r1", fleet, place_faults(faults, plan, fleet.seed), plan, jobs=1)
     run, report = judge_run(tmp_path / "r1", [])

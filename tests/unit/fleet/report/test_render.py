@@ -22,6 +22,7 @@ from fleet.judge.criteria import Criterion, Pack, read_packs
 from fleet.judge.judge import Evidence
 from fleet.report import formatting
 from fleet.report.criterion_text import wanted_text
+from fleet.report.hosts import FULL_HOSTS
 from fleet.report.html import pairs, strips
 from fleet.report.html.page import render_html
 from fleet.report.markdown import render_markdown
@@ -830,7 +831,9 @@ def test_passes_of_all_collective_operations_share_one_row_for_each_criterion() 
 
 
 def test_page_with_every_benchmark_is_limited_in_size() -> None:
-    fleet_plan = builders.plan(*(f"gpu-{number:02d}" for number in range(30)), gpu_count=8, with_all_ops=True)
+    fleet_plan = builders.plan(
+        *(f"gpu-{number:02d}" for number in range(FULL_HOSTS + 1)), gpu_count=8, with_all_ops=True
+    )
     report = merge(fleet_plan, builders.evidence(fleet_plan), read_packs([]))
     assert report.decision == "accepted"
     size = len(render_html(report)) / len(report.hosts)

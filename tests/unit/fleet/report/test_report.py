@@ -7,14 +7,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fleet.judge.criteria import read_packs
+from fleet.judge.criteria import Pack, read_packs
 from fleet.judge.evidence import Evidence
 from fleet.records.load import load
 from fleet.report.facts import BUSY, STOLEN, HostFacts
@@ -29,10 +29,12 @@ from schemas.errors import RunError
 from schemas.plans import Plan
 from schemas.records import Metric, Observation, Snapshot, to_json
 from schemas.reports import FleetReport
-from tests import ROOT, builders
+from tests import ROOT, builders, fleets
 from tests.accepted import rackproof
 
 PACKS = read_packs([])
+FEW_CRITERIA = fleets.packs_about("memory", "host")
+"""For tests of records and events, in which other criteria do not matter."""
 
 
 @pytest.fixture(scope="module")
@@ -58,14 +60,14 @@ def write_run(directory: Path, plan: Plan) -> None:
             builders.write_record(directory / folder / f"{host.name}.json", record)
 
 
-def report_of(directory: Path) -> FleetReport:
+def report_of(directory: Path, packs: Sequence[Pack] = PACKS) -> FleetReport:
     loaded = load(directory)
-    return merge(loaded.plan, loaded.evidence, PACKS, events=loaded.events, quarantined=loaded.quarantined)
+    return merge(loaded.plan, loaded.evidence, packs, events=loaded.events, quarantined=loaded.quarantined)
 
 
 def stolen_caveat(*snapshots: tuple[str, Any, Any]) -> str:
     """Return the caveat on stolen processor time of host h2. Each snapshot: stage, seconds busy and stolen since boot."""
-    plan = builders.plan("h1", "h2")
+    plan = builders.plan("h1", "h2", profile="smoke")
     evidence, added = builders.evidence(plan), []
     for stage, *values in snapshots:
         metrics = tuple(
@@ -75,7 +77,7 @@ def stolen_caveat(*snapshots: tuple[str, Any, Any]) -> str:
         added.append(Snapshot(stage=stage, phase="during", at=builders.WHEN, duration_s=0.1, metrics=metrics))
     *others, last = evidence["h2"].records
     evidence["h2"] = Evidence(records=(*others, replace(last, snapshots=(*last.snapshots, *added))))
-    report = merge(plan, evidence, PACKS)
+    report = merge(plan, evidence, FEW_CRITERIA)
     return "".join(line.text for line in report.acceptance.lines if line.title == "Processor time stolen")
 
 
@@ -139,7 +141,7 @@ def test_json_has_decision_and_summary(run: Path) -> None:
 
 def test_deleted_record_makes_only_its_host_incomplete(run: Path) -> None:
     (run / "hosts" / "h2.json").unlink()
-    report = report_of(run)
+    report = report_of(run, FEW_CRITERIA)
     assert report.decision == "incomplete"
     assert {verdict.host for verdict in report.verdicts if verdict.verdict != "pass"} == {"h2"}
     assert {host.name: host.decision for host in report.hosts} == {
@@ -194,7 +196,7 @@ def sparse(path: Path) -> None:
 )
 def test_invalid_record_is_quarantined(run: Path, corrupt: Callable[[Path], None], reason: str) -> None:
     corrupt(run / "hosts" / "h2.json")
-    report = report_of(run)
+    report = report_of(run, FEW_CRITERIA)
     assert report.decision == "incomplete"
     assert [item.path for item in report.quarantined] == ["hosts/h2.json"]
     assert reason in report.quarantined[0].reason
@@ -205,7 +207,7 @@ def test_invalid_record_is_quarantined(run: Path, corrupt: Callable[[Path], None
 
 def test_record_of_an_unplanned_host_is_quarantined(run: Path) -> None:
     shutil.copy(run / "hosts" / "h1.json", run / "hosts" / "h9.json")
-    report = report_of(run)
+    report = report_of(run, FEW_CRITERIA)
     assert [(item.path, item.reason) for item in report.quarantined] == [
         ("hosts/h9.json", "the plan expects no such record")
     ]
@@ -222,7 +224,7 @@ def test_events_make_a_host_inconclusive_until_the_play_succeeds_on_it(run: Path
         "message": "ssh: timed out",
     }
     (run / "events.jsonl").write_text(f"{json.dumps(unreachable)}\n")
-    report = report_of(run)
+    report = report_of(run, FEW_CRITERIA)
     not_passed = [verdict for verdict in report.verdicts if verdict.verdict != "pass"]
     assert [(verdict.host, verdict.reason) for verdict in not_passed] == [
         ("h3", "unreachable at Gang: Run the launch: ssh: timed out")
@@ -231,7 +233,7 @@ def test_events_make_a_host_inconclusive_until_the_play_succeeds_on_it(run: Path
     for hosts, decision in ((["h1"], "incomplete"), (["h1", "h3"], "accepted")):
         with (run / "events.jsonl").open("a") as journal:
             journal.write(json.dumps({**passed, "hosts": hosts}) + "\n")
-        assert report_of(run).decision == decision
+        assert report_of(run, FEW_CRITERIA).decision == decision
 
 
 def test_reason_for_a_missing_or_rejected_record_names_the_remedy(run: Path) -> None:
@@ -248,7 +250,9 @@ def test_reason_for_a_missing_or_rejected_record_names_the_remedy(run: Path) -> 
     for host in ("h1", "h3"):
         (run / "hosts" / f"{host}.json").unlink()
     truncated(run / "hosts" / "h2.json")
-    reasons = {verdict.host: verdict.reason for verdict in report_of(run).verdicts if verdict.verdict != "pass"}
+    reasons = {
+        verdict.host: verdict.reason for verdict in report_of(run, FEW_CRITERIA).verdicts if verdict.verdict != "pass"
+    }
     assert reasons["h1"] == "no record: hosts/h1.json is missing; resume the run, or collect the record again"
     assert reasons["h2"].startswith("rejected: hosts/h2.json: not JSON")
     assert reasons["h2"].endswith("; resume the run, or collect the record again")
@@ -257,8 +261,8 @@ def test_reason_for_a_missing_or_rejected_record_names_the_remedy(run: Path) -> 
 
 def test_invalid_lines_of_the_event_file_are_quarantined(run: Path) -> None:
     (run / "events.jsonl").write_text('{"at": "now"}\nnot json\n')
-    assert [item.path for item in report_of(run).quarantined] == ["events.jsonl", "events.jsonl"]
-    assert report_of(run).decision == "incomplete"
+    assert [item.path for item in report_of(run, FEW_CRITERIA).quarantined] == ["events.jsonl", "events.jsonl"]
+    assert report_of(run, FEW_CRITERIA).decision == "incomplete"
 
 
 def test_rehearsal_status_says_rehearsal(tmp_path: Path) -> None:
@@ -393,7 +397,7 @@ def test_summary_counts_the_hosts_on_which_no_operation_is_judged(tmp_path: Path
 def test_bandwidth_between_hosts_is_not_judged_on_hosts_without_a_fabric_rate(
     tmp_path: Path, with_rate: tuple[str, ...], why: str
 ) -> None:
-    plan = builders.plan("h1", "h2", "h3")
+    plan = builders.plan("h1", "h2", "h3", profile="smoke")
     hosts = tuple(replace(host, fabric_gbps=3200.0 if host.name in with_rate else 0.0) for host in plan.hosts)
     write_run(tmp_path / "r1", replace(plan, hosts=hosts))
     (line,) = (item for item in report_of(tmp_path / "r1").acceptance.summary if item.startswith("Bandwidth between"))
@@ -442,7 +446,7 @@ criteria:
 
 def test_bandwidth_between_hosts_is_judged_by_a_limit_that_needs_no_fabric_rate(tmp_path: Path) -> None:
     """Such limits are those of sites and those of NVLink domains."""
-    plan = builders.plan("h1", "h2", "h3")
+    plan = builders.plan("h1", "h2", "h3", profile="smoke")
     write_run(tmp_path / "r1", replace(plan, hosts=tuple(replace(host, fabric_gbps=0.0) for host in plan.hosts)))
     (tmp_path / "site.yml").write_text(BETWEEN_HOSTS)
     process = rackproof("report", tmp_path / "r1", "--criteria", tmp_path / "site.yml")
@@ -479,7 +483,7 @@ def test_site_criterion_without_a_matching_observation_is_not_a_pass(run: Path, 
 
 
 def test_shared_gpus_are_a_caveat(tmp_path: Path) -> None:
-    write_run(tmp_path / "shared", builders.plan("h1", "h2", "h3", rackproof_share_gpus=True))
+    write_run(tmp_path / "shared", builders.plan("h1", "h2", "h3", profile="smoke", rackproof_share_gpus=True))
     shown = " ".join(rackproof("report", tmp_path / "shared").stdout.split())
     assert (
         "GPUs shared other processes were allowed to use the GPUs during the run (rackproof_share_gpus) on h1, h2, h3"

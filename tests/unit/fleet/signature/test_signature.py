@@ -29,17 +29,17 @@ from rackproof.main import main
 from schemas import documents
 from schemas.errors import RunError
 from schemas.reports import FleetReport
-from tests import builders
+from tests import accepted
 from tests.unit.fleet.planning.test_plan import ROOT
 from tests.unit.fleet.report.test_report import write_run
 
-PLAN = builders.plan("h1", "h2", profile="smoke", rackproof_gang="none")
+PLAN = accepted.small_plan("h1", "h2")
 PACK = """---
 schema: rackproof.criteria/1
 summary: site
 criteria:
-  - id: gemm-site
-    name: gemm.throughput
+  - id: stress-site
+    name: stress.throughput
     scope: gpu
     where: {dtype: bf16}
     operator: ge
@@ -429,7 +429,7 @@ def test_remedies_of_sign_keep_the_criteria_and_waivers_of_the_report(
 ) -> None:
     pack, waivers = tmp_path / "my site.yml", tmp_path / "waivers.yml"
     pack.write_text(PACK.replace("LIMIT", "9.9e+15"))
-    of_host = "{{criterion: gemm-site, host: {}, who: Ann, why: a known fault, until: 2999-12-31}}"
+    of_host = "{{criterion: stress-site, host: {}, who: Ann, why: a known fault, until: 2999-12-31}}"
     waived = ", ".join(map(of_host.format, ("h1", "h2")))
     waivers.write_text(f"---\nschema: rackproof.waivers/1\nwaivers: [{waived}]\n")
     rules = ["--criteria", str(pack), "--waivers", str(waivers)]
@@ -482,8 +482,8 @@ def test_changed_pack_is_named_and_leaves_the_report_unconfirmed(
     code, output = verify(run)
     assert code == 2, "the report cannot be confirmed, because the changed pack has another limit"
     assert f"packs and waivers that differ in path or content from the signed ones: {pack}" in output
-    assert "judged again: h1 gpu=0 (serial h1-0): gemm.throughput[" in output
-    assert ": gemm-site: pass in both reports, with different details" in output
+    assert "judged again: h1 gpu=0 (serial h1-0): stress.throughput[" in output
+    assert ": stress-site: pass in both reports, with different details" in output
     pack.unlink()
     code, output = verify(run)
     assert (code, "not judged again: " in output) == (2, True)

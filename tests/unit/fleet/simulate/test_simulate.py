@@ -23,7 +23,7 @@ from fleet.inventory.manifest_file import read_manifest
 from fleet.judge.criteria import Pack, read_packs
 from fleet.judge.evidence import Evidence
 from fleet.judge.judge import judge
-from fleet.records.load import Run, load
+from fleet.records.load import load
 from fleet.report.formatting import cause_action
 from fleet.report.html.page import render_html
 from fleet.report.merge import merge
@@ -53,10 +53,6 @@ def run_of(directory: Path, *faults: str, jobs: int = 1, **fleet: Any) -> Path:
     plan = simulated.plan(directory.name, CREATED)
     write_run(directory, simulated, place_faults(faults, plan, simulated.seed), plan, jobs=jobs)
     return directory
-
-
-def verdicts_of(run: Run) -> list[Verdict]:
-    return judge(run.plan, run.evidence, read_packs([]))
 
 
 def report_of(directory: Path) -> FleetReport:
@@ -109,7 +105,7 @@ def test_simulated_values_are_between_the_measured_minimum_and_maximum() -> None
 # --- healthy fleets
 
 
-@pytest.mark.parametrize(("hosts", "gpus", "racks"), [(24, 2, 3), (3, 8, 1)])
+@pytest.mark.parametrize(("hosts", "gpus", "racks"), [(9, 2, 3), (3, 8, 1)])
 def test_healthy_fleet_passes(tmp_path: Path, hosts: int, gpus: int, racks: int) -> None:
     report = report_of(run_of(tmp_path / "run", hosts=hosts, gpus=gpus, racks=racks))
     assert {verdict.verdict for verdict in report.verdicts} <= {PASS}
@@ -124,7 +120,7 @@ SHAPES: list[dict[str, Any]] = [
     {"hosts": 1, "gpus": 1, "racks": 1, "gang": "none"},
     {"hosts": 2, "gpus": 1, "racks": 1},
     {"hosts": 2, "racks": 1, "storage": True},
-    {"hosts": 3, "gpus": 4, "racks": 1},  # each port is measured with several hosts
+    {"hosts": 3, "gpus": 3, "racks": 1},  # each port is measured with several hosts
     TWO_GANGS,
 ]
 
@@ -145,7 +141,7 @@ def test_healthy_fleet_passes_the_standard_profile_with_all_readings(tmp_path: P
     assert report.acceptance.status == "SIMULATED PASS"
 
 
-@pytest.mark.parametrize(("hosts", "gpus"), [(1, 1), (1, 2), (1, 3), (1, 8), (2, 1), (2, 2), (2, 8), (3, 1), (3, 3)])
+@pytest.mark.parametrize(("hosts", "gpus"), [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3), (3, 1), (3, 3)])
 def test_small_fleet_is_accepted_if_healthy_and_rejected_if_all_its_parts_are_equally_slow(
     tmp_path: Path, hosts: int, gpus: int
 ) -> None:
@@ -419,12 +415,12 @@ def test_fault_is_one_cause_with_the_right_part(
     assert cause.part == of_parts.get(kind, "host" if whole_host else f"gpu={GPU}")
 
 
-@pytest.mark.parametrize(("faults", "manifest"), [(3, False), (5, True)])
+@pytest.mark.parametrize(("faults", "manifest"), [(2, False), (3, True)])
 def test_swapped_cables_are_the_only_causes_in_a_fleet_with_eight_rails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], faults: int, manifest: bool
 ) -> None:
     """There is one cause for each fault, and it names the two adapters whose cables are swapped."""
-    fleet = {"hosts": 8, "gpus": 8}
+    fleet = {"hosts": 6, "gpus": 8}
     swapped = {f"r01-h{number + 2:02}": number + 1 for number in range(faults)}
     directory = run_of(tmp_path / "faulty", *(f"swapped_cables:{host}:{gpu}" for host, gpu in swapped.items()), **fleet)
     if manifest:
@@ -439,7 +435,7 @@ def test_swapped_cables_are_the_only_causes_in_a_fleet_with_eight_rails(
     result = {cause.host: {part.scope for part in cause.parts} for cause in report.causes}
     assert result == {host: {f"hca=mlx5_{gpu}", f"hca=mlx5_{gpu + 1}"} for host, gpu in swapped.items()}
     assert {host.name for host in report.hosts if host.decision == "rejected"} == swapped.keys()
-    counted = f"{64 - 2 * faults} of 64"
+    counted = f"{48 - 2 * faults} of 48"
     text = f"{counted} cables as in the manifest" if manifest else f"{counted} ports cabled as on similar hosts"
     assert f"Cabling: {text}" in report.acceptance.summary
 
@@ -458,10 +454,9 @@ def test_slow_rail_of_a_host_with_swapped_cables_is_attributed_to_the_cables(tmp
 
 
 def test_swapped_cables_are_found_at_the_second_leaf_switch(tmp_path: Path) -> None:
-    """By default, 32 hosts share a leaf switch, so r01-h36 is at the second one."""
-    report = report_of(run_of(tmp_path / "run", "swapped_cables:r01-h36:0", hosts=40, gpus=2))
+    report = report_of(run_of(tmp_path / "run", "swapped_cables:r01-h06:0", hosts=8, hosts_per_leaf=4))
     (cause,) = report.causes
-    assert (cause.host, cause.problem) == ("r01-h36", "swapped-cables")
+    assert (cause.host, cause.problem) == ("r01-h06", "swapped-cables")
 
 
 def test_swapped_cables_need_two_adapters() -> None:
@@ -575,7 +570,8 @@ def test_slow_host_is_excluded_and_the_rest_of_its_gang_measured_again(tmp_path:
     profile = tmp_path / "network.yml"
     profile.write_text(yaml.safe_dump(fleets.NETWORK_PROFILE))
     run = load(run_of(tmp_path / "run", "slow_host:r01-h03", profile=str(profile), hosts=5, readings=readings))
-    failed = [item for item in verdicts_of(run) if item.verdict != PASS]
+    packs = fleets.packs_about("memory", "collective", "pairs", "verbs")
+    failed = [item for item in judge(run.plan, run.evidence, packs) if item.verdict != PASS]
     assert {item.host for item in failed} == {"r01-h03"}
     assert {"localise", "fabric-all-reduce"} <= {item.criterion for item in failed}
     launches = {host: [launch.number for launch in evidence.launches() if launch.stage == "gang"]

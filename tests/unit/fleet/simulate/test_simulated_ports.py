@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fleet.judge.criteria import read_packs
+from fleet.judge.criteria import Pack, read_packs
 from fleet.judge.evidence import Evidence
 from fleet.records.load import Run, load
 from fleet.report.merge import merge
@@ -27,7 +27,7 @@ from rackproof.main import main
 from schemas.records import MEASURED, Metric, Observation
 from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, INCONCLUSIVE, PASS, REJECTED, FleetReport
 from schemas.scopes import Scope
-from tests import ROOT
+from tests import ROOT, fleets
 
 CREATED = "2026-11-21T04:00:00Z"
 PROFILE = str(ROOT / "docs/measurements/ports.yml")
@@ -42,8 +42,9 @@ def run_of(directory: Path, *faults: str, **changed: Any) -> Run:
     return load(directory)
 
 
-def report_of(run: Run) -> FleetReport:
-    return merge(run.plan, run.evidence, read_packs([]), events=run.events, quarantined=run.quarantined)
+def report_of(run: Run, packs: Sequence[Pack] = ()) -> FleetReport:
+    """Return the report on a run. `packs`: criteria (default: all)."""
+    return merge(run.plan, run.evidence, packs or read_packs([]), events=run.events, quarantined=run.quarantined)
 
 
 @pytest.fixture
@@ -258,8 +259,9 @@ class Signs:
 
     @cached_property
     def causes(self) -> set[tuple[str, str]]:
-        """Return the causes in the report."""
-        return {(cause.problem, cause.part) for cause in report_of(self.run).causes}
+        """Return the causes in a report that judges only the network."""
+        packs = fleets.packs_about("verbs", "infiniband", "port", "optics", "network")
+        return {(cause.problem, cause.part) for cause in report_of(self.run, packs).causes}
 
 
 @pytest.fixture(scope="module")
@@ -271,7 +273,7 @@ def signs_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Signs]:
 
     @cache
     def signs(*faults: str) -> Signs:
-        return Signs(run_of(tmp_path_factory.mktemp("run") / "run", *faults, gpus=4))
+        return Signs(run_of(tmp_path_factory.mktemp("run") / "run", *faults, hosts=5, gpus=4))
 
     return signs
 
@@ -290,6 +292,7 @@ def test_two_network_faults_of_a_host_are_both_in_the_evidence(
         assert changed
         assert [key for key, value in changed.items() if both.contents.get(key) == value] == []
         if {*kinds} not in ONE_CAUSE:
+            assert one.causes
             assert both.causes >= one.causes
 
 
@@ -298,7 +301,9 @@ def test_order_of_the_faults_of_a_host_does_not_matter(
     tmp_path: Path, signs_of: Callable[..., Signs], kinds: tuple[str, str]
 ) -> None:
     requests = [request(kind, gpu) for kind, gpu in zip(kinds, (0, 2), strict=True)]
-    assert signs_of(*requests).contents == Signs(run_of(tmp_path / "run", *reversed(requests), gpus=4)).contents
+    assert (
+        signs_of(*requests).contents == Signs(run_of(tmp_path / "run", *reversed(requests), hosts=5, gpus=4)).contents
+    )
 
 
 @pytest.mark.parametrize(
@@ -313,7 +318,7 @@ def test_fault_that_ends_a_launch_does_so_in_spite_of_another_fault_of_its_host(
     tmp_path: Path, kinds: set[str], culprit: str
 ) -> None:
     for number, order in enumerate((sorted(kinds), sorted(kinds, reverse=True))):
-        run = run_of(tmp_path / f"run{number}", *(request(kind, 1) for kind in order))
+        run = run_of(tmp_path / f"run{number}", *(request(kind, 1) for kind in order), hosts=3, gpus=2)
         (gang,) = (record for record in run.evidence[FAULTY].records if record.gang)
         assert [launch.culprit.kind for launch in gang.launches if launch.culprit] == [culprit]
 

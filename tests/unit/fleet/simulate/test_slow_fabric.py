@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fleet.judge.criteria import read_packs
 from fleet.records.load import load
 from fleet.report.merge import merge
 from fleet.rma.parts import failed_parts
@@ -52,7 +51,8 @@ def judged(directory: Path, monkeypatch: pytest.MonkeyPatch, effects: dict[str, 
     monkeypatch.setattr(simulated, "FAULTS", faults)
     write_run(directory, fleet, place_faults(requests, plan, 0), plan)
     run = load(directory)
-    return merge(run.plan, run.evidence, read_packs([]))
+    packs = fleets.packs_about("memory", "collective", "pairs", "verbs", "infiniband", "network")
+    return merge(run.plan, run.evidence, packs)
 
 
 @pytest.mark.parametrize("share", [0.5, 0.02])
