@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
@@ -278,9 +279,8 @@ def _read(path: Path, included_by: tuple[Path, ...] = ()) -> Pack:
     included = [criterion for pack in packs for criterion in pack.criteria]
     criteria = list({criterion.id: criterion for criterion in included}.values())
     criteria += [_criterion(item, path.stem) for item in document["criteria"]]
-    ids = [criterion.id for criterion in criteria]
-    for criterion_id in ids:
-        if ids.count(criterion_id) > 1:
+    for criterion_id, count in Counter(criterion.id for criterion in criteria).items():
+        if count > 1:
             raise UsageError(f"{path}: duplicate criterion {criterion_id}")
     return Pack(
         name=path.stem,

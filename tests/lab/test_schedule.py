@@ -56,6 +56,8 @@ def run_on(host: SystemdHost, *command: str) -> subprocess.CompletedProcess[str]
 
 UNITS = "/etc/systemd/system"
 CRONTAB = "/etc/cron.d/rackproof-revalidate-rack1"
+DOTTED = "/etc/cron.d/rackproof-revalidate_rack1_-dc1"
+"""The crontab of the schedule `rack1.dc1`. Cron of Debian ignores files whose name has a dot."""
 
 
 def test_timer_is_installed_changed_to_cron_and_removed(host: SystemdHost) -> None:
@@ -84,23 +86,21 @@ def test_timer_is_installed_changed_to_cron_and_removed(host: SystemdHost) -> No
     assert calendar == f"OnCalendar=*-*-* {int(hour):02}:{int(minute):02}:00"  # the timer had the same time
     assert rest[:4] == ["*", "*", "Mon,Thu", "root"]
 
-    pulled = ("-e", "rackproof_schedule_repository=https://git.example.org/site.git")
-    assert schedule(host, *pulled)[0] > 0
-    verify_units(host)
-    assert (
-        "ansible-pull --url=https://git.example.org/site.git --checkout=main"
-        in run_on(host, "cat", f"{UNITS}/{SERVICE}").stdout
-    )
     names = '{"rackproof_schedule_kind": "cron", "rackproof_schedule_inventories": {"rack1": "/srv/site/rack1.yml", '
     names += '"rack1.dc1": "/srv/site/rack1.yml"}}'
     run_on(host, "touch", f"{CRONTAB}.dc1")
     assert schedule(host, "-e", names)[0] > 0
-    assert sorted(installed_files(host)) == [CRONTAB, "/etc/cron.d/rackproof-revalidate_rack1_-dc1"]
-    assert schedule(host, "-e", names, "-e", "rackproof_schedule_state=absent")[0] > 0
-    assert installed_files(host) == []
-    assert schedule(host, *pulled)[0] > 0
+    assert sorted(installed_files(host)) == [CRONTAB, DOTTED]
 
-    first_changes, second_changes = schedule(host, "-e", "rackproof_schedule_state=absent", times=2)
+    assert schedule(host, "-e", "rackproof_schedule_repository=https://git.example.org/site.git")[0] > 0
+    verify_units(host)
+    assert sorted(installed_files(host)) == [DOTTED, f"{UNITS}/{SERVICE}", f"{UNITS}/{TIMER}"]
+    assert (
+        "ansible-pull --url=https://git.example.org/site.git --checkout=main"
+        in run_on(host, "cat", f"{UNITS}/{SERVICE}").stdout
+    )
+
+    first_changes, second_changes = schedule(host, "-e", names, "-e", "rackproof_schedule_state=absent", times=2)
     assert (first_changes > 0, second_changes) == (True, 0)
     assert "0 timers" in run_on(host, "systemctl", "list-timers", "--all", "rackproof*").stdout
     assert installed_files(host) == []

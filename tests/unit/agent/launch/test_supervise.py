@@ -350,8 +350,8 @@ def test_variables_that_the_operator_sets_for_the_run_do_not_prevent_the_launch(
     names = [*SLOWING]
     planned = {name: SLOWING[name] for name in names[:2]}
     options = [f"--env={name}={SLOWING[name]}" for name in names[2:]]
-    (launched,) = bench(tmp_path, planned=planned, options=options, **SLOWING).launches
-    assert (launched.outcome, launched.reason) == ("finished", "")
+    record = bench(tmp_path, planned=planned, options=options, **SLOWING, **fake_torch(tmp_path))
+    check_launcher_started(record)
 
 
 def test_busy_gpu_that_may_be_shared_does_not_prevent_the_launch(tmp_path: Path) -> None:
@@ -369,15 +369,20 @@ def test_busy_gpu_that_may_be_shared_does_not_prevent_the_launch(tmp_path: Path)
 
 
 def test_busy_gpu_outside_the_plan_does_not_prevent_the_launch(tmp_path: Path) -> None:
-    """GPU 3, which is not in the plan, is busy.
+    """GPU 3, which is not in the plan, is busy."""
+    record = bench(tmp_path, "gpu.3.ComputeRunningProcesses=4711", share=False, **fake_torch(tmp_path))
+    check_launcher_started(record)
+    assert record.snapshots[0].phase == "before"
 
-    The launcher starts: its log has the message of a fake torch, whose import ends the launcher at once.
-    """
-    (tmp_path / "fake").mkdir()
-    (tmp_path / "fake" / "torch.py").write_text("raise SystemExit('fake torch')")
-    record = bench(
-        tmp_path, "gpu.3.ComputeRunningProcesses=4711", share=False, PYTHONPATH=f"{tmp_path / 'fake'}:{nvml.CHECKOUT}"
-    )
+
+def fake_torch(directory: Path) -> dict[str, str]:
+    """Return the environment of a fake torch, whose import takes no time and ends the launcher at once."""
+    (directory / "fake").mkdir()
+    (directory / "fake" / "torch.py").write_text("raise SystemExit('fake torch')")
+    return {"PYTHONPATH": f"{directory / 'fake'}:{nvml.CHECKOUT}"}
+
+
+def check_launcher_started(record: Record) -> None:
+    """Check that the launcher was started and imported the fake torch."""
     (launched,) = record.launches
     assert "fake torch" in launched.log_tail
-    assert record.snapshots[0].phase == "before"

@@ -1045,6 +1045,14 @@ def test_killed_supervisor_causes_no_contradiction_in_the_record_of_a_soak(
 # ---- the report
 
 
+def test_report_of_a_rehearsal_has_a_sparkline_of_each_process(tmp_path: Path) -> None:
+    run = begin_soak(tmp_path)
+    record = run_rounds(run, measure_good)
+    report = merge(run.plan, {"h1": Evidence(records=(record,))}, read_packs([]))
+    assert render_html(report).count('<svg class="spark"') == 1
+    assert "| `h1` | `process 0` |" in render_markdown(report)
+
+
 def test_report_has_a_small_section_with_sparklines(plan: Plan) -> None:
     evidence = evidence_of_soak(plan, h1_1=lambda at: 1.0 if at < 4 * HOUR else 0.95)
     report = merge(plan, evidence, read_packs([]))
