@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -64,8 +64,14 @@ def _with_readings(record: Record, readings: Readings) -> Record:
 
 def failed(found: FleetReport) -> list[Cause]:
     """Return the causes of failures that healthy hosts of `builders` do not have."""
-    usual = {cause.problem for cause in report(lambda host: ports(400)).causes}
+    usual = usual_problems()
     return [cause for cause in found.causes if cause.verdict == FAIL and cause.problem not in usual]
+
+
+@cache
+def usual_problems() -> frozenset[str]:
+    """Return the problems of the causes that healthy hosts of `builders` have."""
+    return frozenset(cause.problem for cause in report(lambda host: ports(400)).causes)
 
 
 def returned(found: FleetReport) -> list[tuple[str, str]]:
@@ -108,8 +114,9 @@ def slower_gang(factor: float) -> Callable[[Observation], Observation]:
     return change
 
 
-@pytest.mark.parametrize("layer", ["InfiniBand", "Ethernet"])
-@pytest.mark.parametrize(("stated", "actual"), [(400, 200), (800, 400), (1600, 100), (400, 50)])
+@pytest.mark.parametrize(
+    ("stated", "actual", "layer"), [(400, 200, "InfiniBand"), (1600, 100, "Ethernet"), (400, 50, "InfiniBand")]
+)
 def test_rate_that_no_port_has_is_one_cause_and_blames_no_part(stated: int, actual: int, layer: str) -> None:
     result = report(lambda host: ports(actual, layer=layer), rackproof_fabric_gbps=stated)
     (cause,) = failed(result)
