@@ -381,7 +381,7 @@ def measuring_plan() -> Plan:
     return builders.plan(
         *HOSTS,
         profile="standard",
-        with_all_ops=True,
+        with_all_sizes=True,
         gpu_count=8,
         rackproof_gang="all",
         rackproof_fabric_gbps=400,
