@@ -18,7 +18,7 @@ from fleet.judge.fabric_ports import ACTIVE, RATE, fabric_ports
 from fleet.judge.host_view import HostView
 from fleet.judge.missing import BUS, DRIVER
 from fleet.judge.outliers import FleetFigures
-from fleet.quantities import finite, number
+from fleet.quantities import counted, finite, number
 from schemas.records import Value
 from schemas.reports import FAIL, PASS, Verdict, VerdictKind
 
@@ -201,8 +201,9 @@ def _of_inventory(view: HostView, criterion: Criterion, verdict: Verdict) -> Ver
     detail = f"no host has what {variable} states, and most hosts have the same other value"
     if criterion.variable in (FABRIC, FABRIC_PORT):
         ports, stated = fabric_ports(view.observations), view.host.fabric_gbps
+        alike = counted(ports.rates.get(ports.rate, 0), "fabric port")
         detail = (
-            f"{ports.rates.get(ports.rate, 0)} fabric ports of {number(ports.rate / _GBPS)} Gb/s, but the inventory states "
+            f"{alike} of {number(ports.rate / _GBPS)} Gb/s, but the inventory states "
             f"{number(stated)} Gb/s for the port of each of {len(view.host.devices)} GPUs ({variable})"
         )
     return replace(

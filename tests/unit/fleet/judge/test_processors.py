@@ -53,48 +53,38 @@ LIMITS = {
 }
 
 
-@pytest.mark.parametrize("name", SLOW)
 @pytest.mark.parametrize("limit", LIMITS)
-def test_slow_figure_of_an_agent_with_few_processors_names_their_number(limit: str, name: str) -> None:
-    verdicts = failures(LIMITS[limit], {name: SLOW[name]})
-    assert verdicts
+def test_slow_figures_of_an_agent_with_few_processors_name_their_number(limit: str) -> None:
+    verdicts = failures(LIMITS[limit], SLOW)
+    assert {verdict.name for verdict in verdicts} == {*SLOW}
     for verdict in verdicts:
         assert verdict.action == "configure"
         assert "16 of the 192 processors" in verdict.reason
 
 
-@pytest.mark.parametrize("name", SLOW)
 @pytest.mark.parametrize(
     "readings",
     [{}, {ONLINE: 192}, {COUNT: 16}, {ONLINE: 192, COUNT: 192}, {ONLINE: 192, COUNT: 192, USABLE: 192}],
     ids=str,
 )
-def test_slow_figure_blames_the_host_if_no_reading_shows_fewer_processors(
-    readings: Mapping[str, int], name: str
-) -> None:
-    verdicts = failures(readings, {name: SLOW[name]})
-    assert verdicts
+def test_slow_figures_blame_the_host_if_no_reading_shows_fewer_processors(readings: Mapping[str, int]) -> None:
+    verdicts = failures(readings, SLOW)
+    assert {verdict.name for verdict in verdicts} == {*SLOW}
     assert {verdict.action for verdict in verdicts} == {"inspect_hardware"}
 
 
-@pytest.mark.parametrize(
-    "figures",
-    [{"host_compute.wrong_elements": 3}, {"integrity.wrong_words": 3}, {"gemm.throughput": 1e12}],
-    ids=str,
-)
 @pytest.mark.parametrize("limit", LIMITS)
-def test_wrong_results_and_slow_gpus_are_faults_in_spite_of_few_processors(
-    limit: str, figures: dict[str, object]
-) -> None:
+def test_wrong_results_and_slow_gpus_are_faults_in_spite_of_few_processors(limit: str) -> None:
+    figures = {"host_compute.wrong_elements": 3, "integrity.wrong_words": 3, "gemm.throughput": 1e12}
     verdicts = failures(LIMITS[limit], figures)
-    assert verdicts
+    assert {verdict.name for verdict in verdicts} == {*figures}
     assert "configure" not in {verdict.action for verdict in verdicts}
 
 
-@pytest.mark.parametrize("name", [name for name in SLOW if name != "host_memory.nodes"])
-def test_limit_that_leaves_most_processors_usable_explains_no_slow_figure(name: str) -> None:
-    verdicts = failures({ONLINE: 192, COUNT: 184, USABLE: 184}, {name: SLOW[name]})
-    assert verdicts
+def test_limit_that_leaves_most_processors_usable_explains_no_slow_figure() -> None:
+    figures = {name: value for name, value in SLOW.items() if name != "host_memory.nodes"}
+    verdicts = failures({ONLINE: 192, COUNT: 184, USABLE: 184}, figures)
+    assert {verdict.name for verdict in verdicts} == {*figures}
     assert {verdict.action for verdict in verdicts} == {"inspect_hardware"}
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -21,7 +21,7 @@ from tests import builders
 
 PACKS = read_packs([])
 HOSTS = ("h1", "h2", "h3", "h4")
-GPUS = 4
+GPUS = 2
 GBPS = 1e9 / 8
 Readings = Mapping[str, Mapping[str, Value]]
 """Name of a reading -> scope -> value."""
@@ -64,8 +64,14 @@ def _with_readings(record: Record, readings: Readings) -> Record:
 
 def failed(found: FleetReport) -> list[Cause]:
     """Return the causes of failures that healthy hosts of `builders` do not have."""
-    usual = {cause.problem for cause in report(lambda host: ports(400)).causes}
+    usual = usual_problems()
     return [cause for cause in found.causes if cause.verdict == FAIL and cause.problem not in usual]
+
+
+@cache
+def usual_problems() -> frozenset[str]:
+    """Return the problems of the causes that healthy hosts of `builders` have."""
+    return frozenset(cause.problem for cause in report(lambda host: ports(400)).causes)
 
 
 def returned(found: FleetReport) -> list[tuple[str, str]]:
@@ -108,15 +114,16 @@ def slower_gang(factor: float) -> Callable[[Observation], Observation]:
     return change
 
 
-@pytest.mark.parametrize("layer", ["InfiniBand", "Ethernet"])
-@pytest.mark.parametrize(("stated", "actual"), [(400, 200), (800, 400), (1600, 100), (400, 50)])
+@pytest.mark.parametrize(
+    ("stated", "actual", "layer"), [(400, 200, "InfiniBand"), (1600, 100, "Ethernet"), (400, 50, "InfiniBand")]
+)
 def test_rate_that_no_port_has_is_one_cause_and_blames_no_part(stated: int, actual: int, layer: str) -> None:
     result = report(lambda host: ports(actual, layer=layer), rackproof_fabric_gbps=stated)
     (cause,) = failed(result)
     assert result.decision == REJECTED
     assert (cause.problem, cause.action, cause.hosts) == ("inventory-fabric", "configure", HOSTS)
     rates = (
-        f"has 4 fabric ports of {actual} Gb/s, but the inventory states {stated} Gb/s for the port of each of 4 GPUs"
+        f"has 2 fabric ports of {actual} Gb/s, but the inventory states {stated} Gb/s for the port of each of 2 GPUs"
     )
     assert rates in cause.title
     assert "rackproof_fabric_gbps" in cause.title
@@ -161,7 +168,7 @@ def test_port_at_fault_on_one_host_is_still_named(fault: dict[str, int]) -> None
 
 
 def test_ports_that_are_down_on_every_host_are_not_explained_by_the_inventory() -> None:
-    result = report(lambda host: ports(400, down=2), rackproof_fabric_gbps=400)
+    result = report(lambda host: ports(400, down=1), rackproof_fabric_gbps=400)
     assert "inventory-fabric" not in {cause.problem for cause in failed(result)}
     assert {host for host, _ in returned(result)} == {*HOSTS}
 
@@ -172,11 +179,10 @@ def test_unused_ports_do_not_hide_that_the_stated_rate_is_wrong() -> None:
 
 
 def test_fewer_ports_than_gpus_are_stated_with_their_number() -> None:
-    result = report(lambda host: ports(400, count=2), rackproof_fabric_gbps=400)
+    result = report(lambda host: ports(400, count=1), rackproof_fabric_gbps=400)
     (cause,) = failed(result)
     assert (
-        "has 2 fabric ports of 400 Gb/s, but the inventory states 400 Gb/s for the port of each of 4 GPUs"
-        in cause.title
+        "has 1 fabric port of 400 Gb/s, but the inventory states 400 Gb/s for the port of each of 2 GPUs" in cause.title
     )
 
 
@@ -192,7 +198,7 @@ def test_ports_that_are_all_faster_than_stated_have_a_caveat(stated: int, has_ca
 
 
 def test_port_that_several_gpus_share_is_no_caveat() -> None:
-    assert caveats(report(lambda host: ports(400, count=2), rackproof_fabric_gbps=200)) == []
+    assert caveats(report(lambda host: ports(400, count=1), rackproof_fabric_gbps=200)) == []
 
 
 # Other values of the inventory
@@ -231,11 +237,11 @@ STATED = (
     ),
     Stated(
         variable="rackproof_infiniband_ports",
-        value=8,
-        right=4,
+        value=4,
+        right=2,
         readings=ports(400),
         other=ports(400, down=1),
-        title="has the number of RDMA ports that are up 4, but the inventory states 8",
+        title="has the number of RDMA ports that are up 2, but the inventory states 4",
     ),
     Stated(
         variable="rackproof_vbios_version",
@@ -294,7 +300,7 @@ def test_host_that_differs_from_the_others_keeps_its_own_cause(stated: Stated) -
 def test_value_that_some_host_has_is_not_wrong(stated: Stated) -> None:
     factor = 1e6 if stated.variable == "rackproof_memory_mts" else 1
     best = {name: dict.fromkeys(values, stated.value * factor) for name, values in stated.readings.items()}
-    best = dict(ports(400, count=8)) if stated.variable == "rackproof_infiniband_ports" else best
+    best = dict(ports(400, count=4)) if stated.variable == "rackproof_infiniband_ports" else best
     result = report(lambda host: best if host == "h1" else stated.readings, **{stated.variable: stated.value})
     assert "inventory" not in {cause.problem for cause in failed(result)}
     assert {host for cause in failed(result) for host in cause.hosts} >= {"h2", "h3", "h4"}
@@ -355,14 +361,14 @@ def test_bandwidth_of_memory_that_no_host_reaches_is_one_cause() -> None:
     assert {cause.hosts for cause in slow if cause.problem != "inventory"} == {("h4",)}
 
 
-@pytest.mark.parametrize("actual", [2, 8])
+@pytest.mark.parametrize("actual", [1, 4])
 def test_number_of_gpus_that_no_host_has_is_one_cause(actual: int) -> None:
     plan = builders.plan(*HOSTS, profile="smoke", gpu_count=GPUS, rackproof_gang="none")
     evidence = builders.evidence(builders.plan(*HOSTS, profile="smoke", gpu_count=actual, rackproof_gang="none"))
     result = merge(plan, evidence, PACKS)
     (cause,) = failed(result)
     assert (cause.problem, cause.action, cause.hosts) == ("inventory-gpu-count", "configure", HOSTS)
-    assert f"has the number of GPUs {actual}, but the inventory states 4" in cause.title
+    assert f"has the number of GPUs {actual}, but the inventory states 2" in cause.title
     assert "rackproof_gpu_count" in cause.why
     assert returned(result) == []
 

@@ -270,16 +270,15 @@ def test_host_with_all_cables_at_one_switch_fails_if_other_hosts_have_one_switch
     )
 
 
-@pytest.mark.parametrize("rails", range(2, 9))
-@pytest.mark.parametrize("length", [2, 3, 4])
+@pytest.mark.parametrize(("rails", "length"), [(2, 2), (3, 2), (3, 3), (4, 2), (5, 3), (6, 4), (8, 4)])
 def test_hosts_with_the_same_exchange_fail_if_they_are_at_most_a_third(rails: int, length: int) -> None:
     """Some hosts were cabled by the same wrong drawing: each cable in `moved` is plugged in where the next one belongs.
 
     If these are more than a third of the hosts, no majority shows which hosts are right. The ports then neither pass nor fail.
     """
     draw = random.Random(rails * length)  # noqa: S311 - no secret
-    for count in range(3, 17):
-        moved = draw.sample(range(rails), min(length, rails))
+    for count in (3, 4, 5, 6, 9, 11, 16):
+        moved = draw.sample(range(rails), length)
         order = draw.sample(hosts_of(count), count)
         cables = rail_optimized(count, rails=rails)
         for wrong, host in enumerate(order[: (2 * count - 1) // 3], 1):

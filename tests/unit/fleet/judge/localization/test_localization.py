@@ -186,10 +186,10 @@ def trials(size: int) -> tuple[int, int, int]:
 @pytest.mark.parametrize("size", SIZES)
 def test_up_to_five_bad_parts_are_found_with_precision_and_recall_of_at_least_95_percent(size: int) -> None:
     number, rails, rounds = trials(size)
-    for part in PARTS if size < 4096 else ("host", "nic", "link"):
+    for part in PARTS if size < 4096 else ("nic",):
         score = Score()
         most = most_bad_parts(size, part, rails)
-        counts = [*range(1, most + 1)] if size < 512 else [*{1, most}] if size < 4096 else [most]
+        counts = [*range(1, most + 1)] if size < 64 else [*{1, most}] if size < 4096 else [most]
         for count, seed in itertools.product(counts, range(number)):
             fleet = broken(size, part, count, seed, rails, rounds)
             score.add(kinds_and_names(find_suspects(fleet.pairs())), fleet.bad_parts())
@@ -231,7 +231,7 @@ def test_healthy_fleet_has_no_suspect() -> None:
 def test_slowdown_of_30_percent_is_detected_and_of_5_percent_is_not() -> None:
     for part in ("host", "link"):
         recall = {}
-        for percent in (95, 90, 85, 80, 70):
+        for percent in (95, 70):
             score = Score()
             for seed in range(20):
                 fleet = broken(16, part, 2, seed, 4, 0)
@@ -529,7 +529,7 @@ def test_bad_hosts_are_found_by_probe_launches(size: int) -> None:
     """A single bad host is found in at most log2(size) + 3 launches."""
     for hosts in range(1, min(5, (size - 1) // 2) + 1):
         most = 0
-        for seed in range(20 if size <= 64 else 3):
+        for seed in range(20 if size <= 64 else 3 if size < 4096 else 1):
             faults = faulty(size, hosts, 0, seed)
             conclusion = run_search(size, faults)
             assert suspected(conclusion) == faults
