@@ -13,6 +13,7 @@ import gc
 import importlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -118,20 +119,21 @@ def _become(command: list[str], directory: str, variables: dict[str, str], outpu
 
 def _serve() -> None:
     """Read requests from standard input, run each in a fork, and print its exit code."""
-    with tempfile.TemporaryDirectory() as home:
-        os.environ["ANSIBLE_HOME"] = home
-        for module in IMPORTS:
-            importlib.import_module(f"ansible.{module}")
-        gc.collect()
-        gc.freeze()
-        for line in sys.stdin:
-            fork = os.fork()
-            if fork == 0:
-                command, *place = json.loads(line)
-                _become(command, *place)
-                kind = Path(command[0]).name.partition("-")[2]
-                sys.exit(sys.modules[f"ansible.cli.{kind}"].main(command))
-            print(os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]), flush=True)
+    home = tempfile.mkdtemp()
+    os.environ["ANSIBLE_HOME"] = home
+    for module in IMPORTS:
+        importlib.import_module(f"ansible.{module}")
+    gc.collect()
+    gc.freeze()
+    for line in sys.stdin:
+        fork = os.fork()
+        if fork == 0:
+            command, *place = json.loads(line)
+            _become(command, *place)
+            kind = Path(command[0]).name.partition("-")[2]
+            sys.exit(sys.modules[f"ansible.cli.{kind}"].main(command))
+        print(os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]), flush=True)
+    shutil.rmtree(home)
 
 
 if __name__ == "__main__":

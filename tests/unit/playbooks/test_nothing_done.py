@@ -130,13 +130,14 @@ def test_playbook_that_imports_one_of_rackproof_refuses_option_e_with_an_ignored
     assert "-e assigns `Lovelace` to no variable" in " ".join(done.stderr.split())
 
 
-@pytest.mark.parametrize("text", ["rackproof_site='Oslo, hall 2'", '{"rackproof_site": "Oslo, hall 2"}', "@site.yml"])
-def test_extra_variable_in_quotes_json_or_a_file_is_accepted(tmp_path: Path, text: str) -> None:
-    (tmp_path / "site.yml").write_text("rackproof_site: Oslo, hall 2\n")
-    text = text.replace("@", f"@{tmp_path}/")
-    done = play(tmp_path, "drivers", "-e", "rackproof_run_id=r1", "-e", text)
+def test_extra_variable_in_quotes_json_or_a_file_is_accepted(tmp_path: Path) -> None:
+    (tmp_path / "order.yml").write_text("rackproof_purchase_order: PO 4711, part 2\n")
+    texts = ("rackproof_site='Oslo, hall 2'", '{"rackproof_operator": "Ada Lovelace"}', f"@{tmp_path}/order.yml")
+    done = play(tmp_path, "drivers", "-e", "rackproof_run_id=r1", *(word for text in texts for word in ("-e", text)))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads((tmp_path / "runs/r1/plan.json").read_text())["site"] == "Oslo, hall 2"
+    plan = json.loads((tmp_path / "runs/r1/plan.json").read_text())
+    planned = (plan["site"], plan["operator"], plan["purchase_order"])
+    assert planned == ("Oslo, hall 2", "Ada Lovelace", "PO 4711, part 2")
 
 
 def test_removal_of_a_schedule_needs_root_only_if_the_schedule_exists(tmp_path: Path) -> None:
