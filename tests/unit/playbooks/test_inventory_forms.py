@@ -6,18 +6,15 @@ An inventory with a misspelt variable of Rackproof is refused.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from tests import ROOT
-from tests.lab.lab import CONTROL_SHELL
-
-ANSIBLE = Path(sys.executable).parent / "ansible-playbook"
+from tests.ansible_commands import run_ansible
+from tests.unit.playbooks.test_nothing_done import ENVIRONMENT
 
 
 def run_drivers_playbook(
@@ -36,10 +33,8 @@ def run_drivers_playbook(
     }
     inventory = tmp_path / "hosts.yml"
     inventory.write_text(yaml.safe_dump({"gpu_hosts": {"hosts": hosts, "vars": common}}))
-    command = [ANSIBLE, "-i", inventory, ROOT / "playbooks" / "drivers.yml", *options]
-    environment = {**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_HOME": str(tmp_path / "ansible")}
-    environment["ANSIBLE_EXECUTABLE"] = str(CONTROL_SHELL)  # with this shell, local modules run in half the time
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    words = ("-i", inventory, ROOT / "playbooks" / "drivers.yml", *options)
+    return run_ansible("ansible-playbook", *words, directory=ROOT, environment=ENVIRONMENT)
 
 
 def planned_hosts(tmp_path: Path) -> dict[str, tuple[str, str]]:

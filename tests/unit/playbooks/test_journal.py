@@ -19,7 +19,7 @@ FAIL: dict[str, Any] = {"ansible.builtin.command": {"argv": ["false"]}}
 
 
 def playbook_of_plays(directory: Path, run_dir: Path, *plays: dict[str, Any]) -> list[str]:
-    """Write a playbook that sets the facts of its run and then runs these plays. Return the command that runs it."""
+    """Write a playbook that sets the facts of its run and then runs these plays. Return the arguments of ansible-playbook."""
     command = playbook_of_tasks(directory, run_dir)
     (begin, _) = yaml.safe_load((directory / "play.yml").read_text())
     targets = directory / f"{run_dir.name}.json"

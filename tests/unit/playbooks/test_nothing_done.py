@@ -18,13 +18,18 @@ import pytest
 import yaml
 
 from tests import ROOT
+from tests.ansible_commands import run_ansible
 from tests.lab.lab import CONTROL_SHELL
 
-ANSIBLE = Path(sys.executable).parent / "ansible-playbook"
+PLAYBOOKS = ROOT / "playbooks"
+ENVIRONMENT = {
+    "ANSIBLE_NOCOLOR": "1",
+    "ANSIBLE_EXECUTABLE": str(CONTROL_SHELL),  # with this shell, local modules run in half the time
+}
 
 
-def play(tmp_path: Path, playbook: str, *options: str, group: str = "gpu_hosts") -> subprocess.CompletedProcess[str]:
-    """Run a playbook on an inventory with the host h1 in `group`, and the hosts w1 and localhost in the group `web`."""
+def inventory(tmp_path: Path, group: str = "gpu_hosts") -> Path:
+    """Write an inventory with the host h1 in `group`, and the hosts w1 and localhost in the group `web`."""
     local = {
         "ansible_connection": "local",
         "ansible_python_interpreter": sys.executable,
@@ -35,12 +40,15 @@ def play(tmp_path: Path, playbook: str, *options: str, group: str = "gpu_hosts")
         "rackproof_state_directory": str(tmp_path / "state"),
     }
     groups = {group: {"hosts": {"h1": None}, "vars": local}, "web": {"hosts": {"w1": None, "localhost": None}}}
-    inventory = tmp_path / "hosts.yml"
-    inventory.write_text(yaml.safe_dump(groups))
-    command = [ANSIBLE, "-i", inventory, ROOT / "playbooks" / f"{playbook}.yml", *options]
-    environment = {**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_HOME": str(tmp_path / "ansible")}
-    environment["ANSIBLE_EXECUTABLE"] = str(CONTROL_SHELL)  # with this shell, local modules run in half the time
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    path = tmp_path / "hosts.yml"
+    path.write_text(yaml.safe_dump(groups))
+    return path
+
+
+def play(tmp_path: Path, playbook: str, *options: str, group: str = "gpu_hosts") -> subprocess.CompletedProcess[str]:
+    """Run a playbook on the inventory of `tmp_path`."""
+    words = ("-i", inventory(tmp_path, group), PLAYBOOKS / f"{playbook}.yml", *options)
+    return run_ansible("ansible-playbook", *words, directory=ROOT, environment=ENVIRONMENT)
 
 
 @pytest.mark.parametrize(
@@ -69,12 +77,16 @@ def test_inventory_without_the_group_gpu_hosts_exits_with_64(tmp_path: Path) -> 
     assert play(tmp_path, "acceptance", group="gpus").returncode == 64
 
 
-def test_old_ansible_is_refused_before_the_run_directory_is_created(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_old_ansible_is_refused_before_the_run_directory_is_created(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import ansible.release; ansible.release.__version__ = '2.18.9'\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    done = play(tmp_path, "acceptance")
+    command = [
+        Path(sys.executable).parent / "ansible-playbook",
+        "-i",
+        inventory(tmp_path),
+        PLAYBOOKS / "acceptance.yml",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "ANSIBLE_HOME": str(tmp_path / "ansible")}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 64, done.stdout + done.stderr
     message = " ".join(done.stderr.split())
     assert "ansible-core 2.18.9 of " in message
@@ -103,7 +115,7 @@ def test_option_e_with_a_part_that_ansible_ignores_is_refused(tmp_path: Path, te
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "playbooks").glob("*.yml")))
+@pytest.mark.parametrize("name", sorted(path.stem for path in PLAYBOOKS.glob("*.yml")))
 def test_every_playbook_refuses_option_e_with_an_ignored_part(tmp_path: Path, name: str) -> None:
     done = play(tmp_path, name, "-e", "rackproof_run_id: r1")
     assert done.returncode == 64, done.stdout + done.stderr
@@ -118,13 +130,14 @@ def test_playbook_that_imports_one_of_rackproof_refuses_option_e_with_an_ignored
     assert "-e assigns `Lovelace` to no variable" in " ".join(done.stderr.split())
 
 
-@pytest.mark.parametrize("text", ["rackproof_site='Oslo, hall 2'", '{"rackproof_site": "Oslo, hall 2"}', "@site.yml"])
-def test_extra_variable_in_quotes_json_or_a_file_is_accepted(tmp_path: Path, text: str) -> None:
-    (tmp_path / "site.yml").write_text("rackproof_site: Oslo, hall 2\n")
-    text = text.replace("@", f"@{tmp_path}/")
-    done = play(tmp_path, "drivers", "-e", "rackproof_run_id=r1", "-e", text)
+def test_extra_variable_in_quotes_json_or_a_file_is_accepted(tmp_path: Path) -> None:
+    (tmp_path / "order.yml").write_text("rackproof_purchase_order: PO 4711, part 2\n")
+    texts = ("rackproof_site='Oslo, hall 2'", '{"rackproof_operator": "Ada Lovelace"}', f"@{tmp_path}/order.yml")
+    done = play(tmp_path, "drivers", "-e", "rackproof_run_id=r1", *(word for text in texts for word in ("-e", text)))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads((tmp_path / "runs/r1/plan.json").read_text())["site"] == "Oslo, hall 2"
+    plan = json.loads((tmp_path / "runs/r1/plan.json").read_text())
+    planned = (plan["site"], plan["operator"], plan["purchase_order"])
+    assert planned == ("Oslo, hall 2", "Ada Lovelace", "PO 4711, part 2")
 
 
 def test_removal_of_a_schedule_needs_root_only_if_the_schedule_exists(tmp_path: Path) -> None:

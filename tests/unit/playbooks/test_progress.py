@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from schemas import documents, locks, run_directory
 from schemas.locks import process_start_time
 from schemas.records import to_json
 from tests import ROOT, builders
+from tests.ansible_commands import run_ansible
 from tests.lab.lab import CONTROL_PYTHON
 
 PLUGINS = ROOT / "playbooks" / "callback_plugins"
@@ -32,7 +32,7 @@ WAIT = {"ansible.builtin.command": {"argv": ["sleep", "0.2"]}, "vars": {"_rackpr
 def playbook_of_tasks(
     directory: Path, run_dir: Path, *tasks: dict[str, Any], hosts: Sequence[str] = ("h1", "h2")
 ) -> list[str]:
-    """Write a playbook that sets the run directory as a fact and runs these tasks. Return the command that runs it."""
+    """Write a playbook that sets the run directory as a fact and runs these tasks. Return the arguments of ansible-playbook."""
     set_facts = {"ansible.builtin.set_fact": {"_rackproof_run_dir": str(run_dir)}, "run_once": True}
     plays = [
         {"name": "Preflight", "hosts": "gpu_hosts", "gather_facts": False, "tasks": [set_facts]},
@@ -40,25 +40,15 @@ def playbook_of_tasks(
     ]
     inventory = {"gpu_hosts": {"hosts": {name: {"ansible_connection": "local"} for name in hosts}}}
     (directory / "play.yml").write_text(yaml.safe_dump(plays))
-    (directory / "ansible.cfg").write_text("[defaults]\n")
     (directory / "hosts.yml").write_text(yaml.safe_dump(inventory))
-    playbook = str(Path(sys.executable).parent / "ansible-playbook")
-    return [playbook, "-i", str(directory / "hosts.yml"), str(directory / "play.yml")]
+    return ["-i", str(directory / "hosts.yml"), str(directory / "play.yml")]
 
 
-def play(command: list[str], directory: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in `directory` with the callback plugin."""
+def play(words: list[str], directory: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run ansible-playbook with these arguments in `directory`, with the callback plugin."""
     config = {"ANSIBLE_CALLBACK_PLUGINS": str(PLUGINS), "ANSIBLE_NOCOLOR": "1"}
     config |= {"ANSIBLE_PYTHON_INTERPRETER": str(CONTROL_PYTHON), "ANSIBLE_LOCALHOST_WARNING": "false"}
-    return subprocess.run(
-        command,
-        cwd=directory,
-        env={**os.environ, **config, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    return run_ansible("ansible-playbook", *words, directory=directory, environment=config | environment)
 
 
 def create_run_directory(directory: Path) -> Path:

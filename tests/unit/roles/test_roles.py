@@ -11,7 +11,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from rackproof.main import main
 from schemas.documents import CONFIDENTIAL
 from schemas.errors import UsageError
 from tests import ROOT
+from tests.ansible_commands import run_ansible
 from tests.lab.lab import CONTROL_PYTHON, CONTROL_SHELL
 
 ROLES = sorted(path.name for path in (ROOT / "roles").iterdir() if path.is_dir())
@@ -162,14 +163,13 @@ def test_schemas_within_a_secret_schema_are_marked_as_secret_too() -> None:
         assert inner == [], f"{name}: mark these schemas, and extend this test"
 
 
-def test_verbose_play_does_not_print_secret_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verbose_play_does_not_print_secret_variables(tmp_path: Path) -> None:
     secrets = {
         "h1": {name: {"Authorization": CANARY} if name.endswith("headers") else CANARY for name in SECRETS},
         "h2": {name: [CANARY] for name in SECRETS},
     }
     hosts = {host: {**LOCAL, **variables} for host, variables in secrets.items()}
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"gpu_hosts": {"hosts": hosts}}))
-    monkeypatch.setenv("ANSIBLE_VERBOSITY", "3")
     tasks = [
         {"ansible.builtin.include_role": {"name": "bmc", "tasks_from": "bind"}},
         {
@@ -178,7 +178,7 @@ def test_verbose_play_does_not_print_secret_variables(tmp_path: Path, monkeypatc
         },
         {"ansible.builtin.include_role": {"name": "notify"}, "vars": {"_rackproof_run_dir": str(tmp_path)}},
     ]
-    done = run_plays(tmp_path, {"hosts": "gpu_hosts", "gather_facts": False, "tasks": tasks})
+    done = run_plays(tmp_path, {"hosts": "gpu_hosts", "gather_facts": False, "tasks": tasks}, options=["-vvv"])
     assert "TASK [notify : Set the variables of the role as facts]" in done.stdout
     assert CANARY not in done.stdout + done.stderr
 
@@ -207,10 +207,8 @@ def test_plays_have_only_documented_tags_or_the_tag_always(playbook: str) -> Non
 
 def test_tag_report_runs_no_measurement() -> None:
     """The tag runs the role `plan`, which sets the facts of the run, and the roles that end the run."""
-    command = [Path(sys.executable).parent / "ansible-playbook", "-i", "inventory/example", "playbooks/acceptance.yml"]
-    listed = subprocess.run(
-        [*command, "--list-tasks", "--tags=report"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
+    words = ("-i", "inventory/example", "playbooks/acceptance.yml", "--list-tasks", "--tags=report")
+    listed = run_ansible("ansible-playbook", *words, directory=ROOT).stdout
     tasks = {line.partition("TAGS")[0].strip() for line in listed.splitlines() if re.match(r" +\w+ : ", line)}
     roles = {task.partition(" : ")[0] for task in tasks if "Validating arguments" not in task}
     assert roles == {"plan", "monitoring", "report"}
@@ -388,10 +386,8 @@ def test_unreachable_host_is_polled_for_the_whole_soak(tmp_path: Path) -> None:
 
 HOSTILE_ANSWERS = [
     "{}",
-    "1",
     "[]",
     "null",
-    '"text"',
     "no JSON",
     '{"progress": {"a": []}, "started": "maybe"}',
     '{"progress": "{{ 1 / 0 }}"}',
@@ -399,11 +395,11 @@ HOSTILE_ANSWERS = [
 """What a hostile host may answer to a poll of its soak, in place of its progress."""
 
 
-def test_hostile_answer_of_one_host_to_a_poll_does_not_end_the_soak_of_the_others(tmp_path: Path) -> None:
-    """Each good host is soaking at its first poll (exit code 4), and has finished at the second (exit code 0)."""
+def test_hostile_answer_of_one_host_to_a_poll_does_not_end_the_soak_of_another(tmp_path: Path) -> None:
+    """The good host is soaking at its first poll (exit code 4), and has finished at the second (exit code 0)."""
     good = json.dumps({"progress": "round 1", "started": True})
     hostile = {f"hostile{number}": answer for number, answer in enumerate(HOSTILE_ANSWERS)}
-    answers = {**hostile, "good1": good, "good2": good}
+    answers = {**hostile, "good": good}
     (tmp_path / "plan.json").write_text(json.dumps({"stages": [{"name": "soak", "duration_s": 1, "deadline_s": 1}]}))
     hosts = {}
     for host, answer in answers.items():
@@ -426,9 +422,8 @@ def test_hostile_answer_of_one_host_to_a_poll_does_not_end_the_soak_of_the_other
     }
     task = {"ansible.builtin.include_role": {"name": "soak"}, "vars": variables}
     done = run_plays(tmp_path, {"hosts": "gpu_hosts", "gather_facts": False, "tasks": [task]})
-    for host in ("good1", "good2"):
-        assert (tmp_path / host / "prefix" / "polls").read_text() == "\n\n", done.stdout + done.stderr
-        assert re.search(rf"^{host} .* failed=0 ", done.stdout, re.MULTILINE), done.stdout
+    assert (tmp_path / "good" / "prefix" / "polls").read_text() == "\n\n", done.stdout + done.stderr
+    assert re.search(r"^good .* failed=0 ", done.stdout, re.MULTILINE), done.stdout
     assert "round 1" in done.stdout
 
 
@@ -548,9 +543,7 @@ def run_plays(
     """
     (directory / "playbooks").mkdir()
     (directory / "playbooks" / "play.yml").write_text(yaml.safe_dump(list(plays)))
-    command = [Path(sys.executable).parent / "ansible-playbook", "-i", inventory, "playbooks/play.yml", *options]
     environment = {
-        **os.environ,
         "ANSIBLE_LOCALHOST_WARNING": "false",
         "ANSIBLE_ROLES_PATH": str(ROOT / "roles"),
         "ANSIBLE_ACTION_PLUGINS": str(ROOT / "playbooks" / "action_plugins"),
@@ -559,82 +552,88 @@ def run_plays(
         "ANSIBLE_PIPELINING": "True",
         "ANSIBLE_EXECUTABLE": str(CONTROL_SHELL),  # with this shell, local modules run in half the time
     }
-    return subprocess.run(command, env=environment, cwd=directory, capture_output=True, text=True, check=False)
+    words = ("-i", inventory, "playbooks/play.yml", *options)
+    return run_ansible("ansible-playbook", *words, directory=directory, environment=environment)
 
 
-@pytest.mark.parametrize(
-    ("kind", "repository"),
-    [("cron", "https://me%40here:pass@git.example/r.git"), ("systemd", "")],
-)
-def test_schedule_is_not_replaced_by_that_of_another_inventory_whose_name_is_mapped_to_the_same(
-    tmp_path: Path, kind: str, repository: str
-) -> None:
-    for name in ("a.b%$.yml", "a-b--.yml"):
-        (tmp_path / name).write_text(yaml.safe_dump({"gpu_hosts": {"hosts": {"localhost": LOCAL}}}))
-    (tmp_path / "etc").mkdir()
-    variables = {"rackproof_schedule_kind": kind, "rackproof_schedule_repository": repository}
-    variables |= dict.fromkeys(("_schedule_units", "_schedule_crontabs"), str(tmp_path / "etc"))
+# --- schedules of several inventories
+
+
+KINDS = ("cron", "systemd")
+Schedule = Callable[..., tuple[list[str], str]]
+
+
+@pytest.fixture
+def schedule(tmp_path: Path) -> Schedule:
+    """Return a function that installs a schedule of each kind for an inventory, as two plays of one playbook.
+
+    It returns the kinds whose schedule was installed, and the output in one line. The directory `etc-KIND` has the files.
+    """
+    variables = {"rackproof_schedule_repository": "https://me%40here:pass@git.example/r.git"}
     variables |= {"rackproof_runs_directory": "runs"}
-    role = {"ansible.builtin.import_role": {"name": "schedule"}}
-    play = {"hosts": "gpu_hosts", "gather_facts": False, "tasks": [role]}
+    plays = []
+    for kind in KINDS:
+        (tmp_path / f"etc-{kind}").mkdir()
+        directories = dict.fromkeys(("_schedule_units", "_schedule_crontabs"), str(tmp_path / f"etc-{kind}"))
+        # Variables of the task: those of a play would not replace the variables of the role, which name directories of /etc.
+        role = {
+            "ansible.builtin.import_role": {"name": "schedule"},
+            "vars": {**variables, **directories, "rackproof_schedule_kind": kind},
+        }
+        done = {"ansible.builtin.debug": {"msg": f"the schedule of {kind} is done"}}
+        tasks = [{"block": [role, done], "rescue": [{"ansible.builtin.debug": {"msg": "refused"}}]}]
+        plays.append({"hosts": "gpu_hosts", "gather_facts": False, "tasks": tasks})
 
-    def schedule(inventory: str, **more: Any) -> tuple[bool, str]:
+    def call(inventory: str, *more: str) -> tuple[list[str], str]:
+        (tmp_path / inventory).parent.mkdir(exist_ok=True)
+        (tmp_path / inventory).write_text(yaml.safe_dump({"gpu_hosts": {"hosts": {"localhost": LOCAL}}}))
         shutil.rmtree(tmp_path / "playbooks", ignore_errors=True)
-        options = ["-e", json.dumps(variables | more)]
-        done = run_plays(tmp_path, play, inventory=inventory, options=options)
-        return done.returncode == 0, " ".join((done.stdout + done.stderr).split())
+        options = [word for text in more for word in ("-e", text)]
+        shown = run_plays(tmp_path, *plays, inventory=inventory, options=options)
+        assert shown.returncode == 0, shown.stdout + shown.stderr
+        text = " ".join((shown.stdout + shown.stderr).split())
+        return [kind for kind in KINDS if f"the schedule of {kind} is done" in text], text
 
-    done, text = schedule("a.b%$.yml")
-    assert done, text
-    (installed,) = (path for path in (tmp_path / "etc").iterdir() if path.suffix != ".timer")
-    before = installed.read_bytes()
-    done, text = schedule("a.b%$.yml")
-    assert done, text
+    return call
+
+
+def schedule_files(directory: Path) -> dict[str, str]:
+    """Return the path below `directory` and the text of each file of a schedule."""
+    paths = [path for kind in KINDS for path in (directory / f"etc-{kind}").iterdir()]
+    return {str(path.relative_to(directory)): path.read_text() for path in paths}
+
+
+def test_schedule_is_replaced_by_that_of_another_inventory_only_after_its_removal(
+    tmp_path: Path, schedule: Schedule
+) -> None:
+    """Both names are mapped to the same name of a schedule. The message names the option that removes the schedule."""
+    assert schedule("a.b%$.yml")[0] == [*KINDS]
+    installed = schedule_files(tmp_path)
+    assert schedule("a.b%$.yml")[0] == [*KINDS]
     done, text = schedule("a-b--.yml")
-    assert not done
-    assert (
-        f"{tmp_path}/a-b--.yml: its schedule would have the name a-b-- and replace the schedule of {tmp_path}/a.b%$.yml: to"
-        in text
+    assert done == []
+    reason = (
+        f"{tmp_path}/a-b--.yml: its schedule would have the name a-b-- and replace the schedule of {tmp_path}/a.b%$.yml: "
+        "to keep both, set"  # the installed file has the inventory twice
     )
+    assert text.count(reason) >= len(KINDS)
     assert "me%40here" not in text
-    assert installed.read_bytes() == before
-    assert schedule("a-b--.yml", rackproof_schedule_inventories={"other": "a-b--.yml"})[0], "another name"
-    (tmp_path / "a.b%$.yml").unlink()
-    assert schedule("a-b--.yml")[0], "the other inventory is gone"
-
-
-@pytest.mark.parametrize("kind", ["cron", "systemd"])
-def test_schedule_of_an_inventory_in_a_new_checkout_replaces_that_of_the_old_one_after_its_removal(
-    tmp_path: Path, kind: str
-) -> None:
-    for checkout in ("old", "new"):
-        (tmp_path / checkout).mkdir()
-        (tmp_path / checkout / "rack12.yml").write_text(yaml.safe_dump({"gpu_hosts": {"hosts": {"localhost": LOCAL}}}))
-    (tmp_path / "etc").mkdir()
-    variables = {"rackproof_schedule_kind": kind, "rackproof_schedule_repository": "https://git.example/r.git"}
-    variables |= dict.fromkeys(("_schedule_units", "_schedule_crontabs"), str(tmp_path / "etc"))
-    variables |= {"rackproof_runs_directory": "runs"}
-    play = {
-        "hosts": "gpu_hosts",
-        "gather_facts": False,
-        "tasks": [{"ansible.builtin.import_role": {"name": "schedule"}}],
-    }
-
-    def schedule(checkout: str, *more: str) -> tuple[bool, str]:
-        shutil.rmtree(tmp_path / "playbooks", ignore_errors=True)
-        options = ["-e", json.dumps(variables), *more]
-        done = run_plays(tmp_path, play, inventory=f"{checkout}/rack12.yml", options=options)
-        return done.returncode == 0, " ".join((done.stdout + done.stderr).split())
-
-    assert schedule("old")[0]
-    done, text = schedule("new")
-    assert not done
-    assert f"replace the schedule of {tmp_path}/old/rack12.yml: to keep both, set" in text  # the file names it twice
+    assert schedule_files(tmp_path) == installed
     (option,) = set(re.findall(r"first run this playbook with -e (\w+=\w+)", text))
-    assert schedule("new", "-e", option)[0]
-    assert not list((tmp_path / "etc").iterdir())
-    assert schedule("new")[0]
-    assert f"{tmp_path}/new/rack12.yml" in "".join(path.read_text() for path in (tmp_path / "etc").iterdir())
+    assert schedule("a-b--.yml", option)[0] == [*KINDS]
+    assert schedule_files(tmp_path) == {}
+    assert schedule("a-b--.yml")[0] == [*KINDS]
+    texts = schedule_files(tmp_path).values()
+    assert sum(f"--inventory={tmp_path}/a-b--.yml" in text for text in texts) == len(KINDS)
+
+
+def test_schedules_with_other_names_or_of_a_missing_inventory_are_not_in_the_way(
+    tmp_path: Path, schedule: Schedule
+) -> None:
+    assert schedule("old/rack12.yml")[0] == [*KINDS]
+    assert schedule("new/rack12.yml", '{"rackproof_schedule_inventories": {"other": "new/rack12.yml"}}')[0] == [*KINDS]
+    (tmp_path / "old" / "rack12.yml").unlink()
+    assert schedule("new/rack12.yml")[0] == [*KINDS]
 
 
 def test_ipv6_target_is_in_brackets(rendered_templates: Path) -> None:

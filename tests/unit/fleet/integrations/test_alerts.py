@@ -10,7 +10,8 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,10 @@ ALL_RULES = [rule for alert in ALERTS for rule in rules_of(alert, CRITERIA)]
 MINUTES = 75
 """Number of minutes after which the alerts of each case in cases.yml are checked."""
 NOT_AFTER_A_BOOT = "unless on (instance) rackproof_host_uptime_seconds < 3600"
+FIRST_RUN, NEXT_RUN = 'run_id="r"', 'run_id="s"'
+GPU_INFO = 'rackproof_gpu_info{gpu="%s", pci="%s", serial="%s", uuid="GPU-1"}'
+FIRING_HOSTS = 'group by (host) (ALERTS{alertstate="firing", %s})'
+FIRING_PARTS = 'group by (host, gpu, pci, hca, nic, disk, serial, slot, model) (ALERTS{alertstate="firing", %s})'
 METRIC = re.compile(r"(?<![\w:])rackproof_[a-z0-9_]+")
 
 
@@ -57,10 +62,9 @@ def entries(text: str) -> list[dict[str, Any]]:
     return [rule for group in yaml.safe_load(text)["groups"] for rule in group["rules"]]
 
 
-def promtool(*arguments: str | Path) -> None:
+def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     one_thread = {**os.environ, "GOMAXPROCS": "1"}  # otherwise promtool's garbage collector uses every processor
-    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False, env=one_thread)
-    assert done.returncode == 0, done.stdout + done.stderr
+    return subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False, env=one_thread)
 
 
 # ---- the files ----
@@ -93,7 +97,8 @@ def test_every_alert_links_to_its_section_of_the_runbook() -> None:
 
 
 def test_promtool_accepts_the_rules() -> None:
-    promtool("check", "rules", RULES)
+    done = promtool("check", "rules", RULES)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_alert_has_severity_action_and_annotations() -> None:
@@ -164,6 +169,11 @@ def expressions(*packs: Pack) -> dict[tuple[str, str], str]:
     }
 
 
+@cache
+def shipped_expressions() -> dict[tuple[str, str], str]:
+    return expressions()
+
+
 def condition(expr: str) -> str:
     """Return the condition of a rule without the join that adds the labels of the faulty part, such as its serial."""
     joined = re.fullmatch(r"\((.*)\)\n  \* on .*\nor \(\1\)\n  unless on .*", expr, re.DOTALL)
@@ -195,13 +205,13 @@ def condition(expr: str) -> str:
     ],
 )
 def test_limit_of_a_site_pack_changes_its_alert(base: str, changes: dict[str, Any], alert: str, expr: str) -> None:
-    shipped, with_site_pack = expressions(), expressions(pack(base, **changes))
+    shipped, with_site_pack = shipped_expressions(), expressions(pack(base, **changes))
     assert {key for key in shipped if shipped[key] != with_site_pack[key]} == {(alert, base)}
     assert with_site_pack[(alert, base)] == expr
 
 
 def test_drift_and_outlier_alerts_use_the_fleet_fraction_of_the_criterion() -> None:
-    before, after = expressions(), expressions(pack("stress-vs-fleet", fleet_fraction=0.875))
+    before, after = shipped_expressions(), expressions(pack("stress-vs-fleet", fleet_fraction=0.875))
     changed = {key for key in before if before[key] != after[key]}
     assert changed == {("RackproofThroughputDrift", ""), ("RackproofFleetOutlier", "")}
     for key in changed:
@@ -292,12 +302,12 @@ def test_every_rule_has_series_on_which_it_fires_and_series_on_which_it_is_quiet
     assert all(case["fires"] and case["quiet"] for case in CASES.values())
 
 
-def series(case: str, number: int, values: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Yield the series of a case in the form that promtool reads.
+def series(host: str, values: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """Yield the series of a host in the form that promtool reads.
 
-    `values`: selector of a series -> its values. The label `host` is `h{number}` unless the selector has another value.
+    `values`: selector of a series -> its values. The label `host` is `host` unless the selector has another value.
     """
-    target = {"host": f"h{number}", "instance": f"h{number}:9836", "job": "rackproof", "rack": "r1", "run_id": "r"}
+    target = {"host": host, "instance": f"{host}:9836", "job": "rackproof", "rack": "r1", "run_id": "r"}
     for selector, numbers in values.items():
         name, _, matchers = selector.partition("{")
         labels = target | dict(re.findall(r'(\w+)="([^"]*)"', matchers))
@@ -315,7 +325,7 @@ def expected(number: int, case: str) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["fires", "quiet"])
 def test_rules_fire_exactly_in_the_expected_cases(kind: str, tmp_path: Path) -> None:
     played = list(enumerate(CASES.items()))
-    inputs = [line for number, (case, values) in played for line in series(case, number, values[kind])]
+    inputs = [line for number, (_, values) in played for line in series(f"h{number}", values[kind])]
     check = {
         "expr": 'group by (host, alertname, criterion) (ALERTS{alertstate="firing"})',
         "eval_time": f"{MINUTES}m",
@@ -325,6 +335,12 @@ def test_rules_fire_exactly_in_the_expected_cases(kind: str, tmp_path: Path) -> 
 
 
 def play(tmp_path: Path, inputs: list[dict[str, str]], **checks: Any) -> None:
+    """Let promtool evaluate the rules on series with one sample a minute. These checks must pass."""
+    done = evaluate(tmp_path, inputs, **checks)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def evaluate(tmp_path: Path, inputs: list[dict[str, str]], **checks: Any) -> subprocess.CompletedProcess[str]:
     """Let promtool evaluate the rules on series with one sample a minute, and run these checks."""
     document = {
         "rule_files": [str(RULES)],
@@ -332,84 +348,48 @@ def play(tmp_path: Path, inputs: list[dict[str, str]], **checks: Any) -> None:
         "tests": [{"interval": "1m", "input_series": inputs, **checks}],
     }
     (tmp_path / "cases.yml").write_text(yaml.safe_dump(document))
-    promtool("test", "rules", tmp_path / "cases.yml")
+    return promtool("test", "rules", tmp_path / "cases.yml")
 
 
-def firing(minute: int, *hosts: str) -> dict[str, Any]:
-    """Return a check that exactly these hosts have firing alerts after `minute` minutes."""
-    samples = [{"labels": f"{{host={host!r}}}", "value": 1} for host in hosts]
-    return {"expr": 'group by (host) (ALERTS{alertstate="firing"})', "eval_time": f"{minute}m", "exp_samples": samples}
+# ---- scenarios ----
 
 
-def test_alert_for_an_absent_gpu_count_fires_only_while_the_host_is_up(tmp_path: Path) -> None:
-    """Three hosts: h0 is up, but the series `rackproof_gpus` disappears. The target h1 disappears, as at the end of a run.
+@dataclass(frozen=True)
+class Scenario:
+    """Series of some hosts, and which alerts must fire on them. No other alerts may fire at the same times."""
 
-    On h2 a new run begins, so the label `run_id` changes.
+    hosts: Sequence[Mapping[str, str]]
+    """The series of each host, h0 and following: selector -> values."""
+    firing: Mapping[int, Sequence[str]]
+    """Minute -> labels of the alerts that fire then, without those labels by which they are not grouped."""
+    query: str = FIRING_HOSTS
+    """Expression that finds the alerts, with `%s` in place of the matcher that selects the hosts of the scenario."""
+
+
+def on_hosts(*numbers: int) -> list[str]:
+    """Return the labels of firing alerts that are grouped by host."""
+    return [f'host="h{number}"' for number in numbers]
+
+
+def on_parts(values: Mapping[str, str], minutes: Sequence[int], *parts: str) -> Scenario:
+    """Return a scenario of the host h0, on which exactly these parts have firing alerts.
+
+    Args:
+        values: selector of a series -> its values.
+        minutes: times of the check.
+        parts: the labels of each part with a firing alert. An empty text stands for the host itself.
     """
-    count_missing = {"rackproof_gpus": "8x5 _x30", "up": "1x35"}
-    target_missing = {"rackproof_gpus": "8x5 _x30", "up": "1x5 stale _x30"}
-    next_run = {
-        "rackproof_gpus": "8x5 stale _x30",
-        "up": "1x5 stale _x30",
-        'rackproof_gpus{run_id="s"}': "_x6 8x29",
-        'up{run_id="s"}': "_x6 1x29",
-    }
-    inputs = [
-        line
-        for number, values in enumerate((count_missing, target_missing, next_run))
-        for line in series("", number, values)
-    ]
-    play(tmp_path, inputs, promql_expr_test=[firing(5), firing(12, "h0"), firing(35, "h0")])
+    labels = [f'host="h0", {part}' for part in parts]
+    return Scenario([{"up": "1x200"} | values], dict.fromkeys(minutes, labels), FIRING_PARTS)
 
 
-def test_healthy_reboot_raises_no_alert_except_exporter_down(tmp_path: Path) -> None:
-    """After a boot the driver lists no GPU for two minutes, and then the GPUs are not yet registered with the fabric.
-
-    Each link goes up and down once while the host boots, so its counters restart at numbers above zero.
-    """
-    healthy, absent, restarted = "8x60 _x3 0x1 8x60", "1x60 _x3 _x1 1x60", "6x60 _x3 2x62"
-    values = {
-        "up": "1x60 0x3 1x62",
-        "rackproof_host_uptime_seconds": "90000+60x60 _x3 90+60x62",
-        "rackproof_gpus": healthy,
-        'rackproof_gpu_info{gpu="2", pci="0000:5d:00.0", fabric_state="completed"}': "1x60 _x3 _x4 1x58",
-        'rackproof_gpu_info{gpu="2", pci="0000:5d:00.0", fabric_state="in_progress"}': "_x60 _x3 _x2 1x2 stale _x57",
-        "rackproof_fabric_manager_missing": "0x60 _x3 1x2 0x60",
-        'rackproof_gpu_nvlink_active_links{gpu="2"}': "18x60 _x3 _x2 0x2 18x58",
-        'rackproof_hca_info{hca="mlx5_0"}': absent,
-        'rackproof_disk_info{disk="nvme0n1"}': absent,
-        'rackproof_collector_success{collector="infiniband"}': "1x60 _x3 1x62",
-        'rackproof_collector_success{collector="storage"}': "1x60 _x3 1x62",
-        'rackproof_infiniband_link_downed_total{hca="mlx5_0", port="1"}': restarted,
-        'rackproof_infiniband_link_error_recovery_total{hca="mlx5_0", port="1"}': restarted,
-        'rackproof_network_carrier_changes_total{nic="eth0"}': restarted,
-    }
-    checks = [
-        {
-            "expr": 'group by (alertname) (ALERTS{alertstate="firing", alertname!="RackproofExporterDown"})',
-            "eval_time": f"{minute}m",
-            "exp_samples": [],
-        }
-        for minute in range(55, 126)
-    ]
-    play(tmp_path, list(series("", 0, values)), promql_expr_test=checks)
+def collectors(values: str) -> dict[str, str]:
+    """Return the series that tell whether the collectors of adapters and drives worked."""
+    return {f'rackproof_collector_success{{collector="{name}"}}': values for name in ("infiniband", "storage")}
 
 
-FIRST_RUN, NEXT_RUN = 'run_id="r"', 'run_id="s"'
-
-
-@pytest.mark.parametrize(
-    ("name", "labels", "healthy", "faulty"),
-    [
-        ("rackproof_gpus", "", 8, 7),
-        ("rackproof_gpu_nvlink_active_links", 'gpu="2"', 18, 17),
-        ("rackproof_infiniband_active", 'hca="mlx5_0", port="1"', 1, 0),
-        ("rackproof_network_carrier", 'nic="eth0"', 1, 0),
-    ],
-)
-def test_alert_on_a_change_keeps_firing_when_the_next_run_begins(
-    tmp_path: Path, name: str, labels: str, healthy: int, faulty: int
-) -> None:
+def change_before_the_next_run(name: str, labels: str, healthy: int, faulty: int) -> Scenario:
+    """Return a scenario in which a value becomes faulty during a run, and is still faulty in the next run."""
     first, following = (f"{name}{{{', '.join(filter(None, (labels, run)))}}}" for run in (FIRST_RUN, NEXT_RUN))
     values = {
         first: f"{healthy}x10 {faulty}x10 stale _x60",
@@ -417,75 +397,184 @@ def test_alert_on_a_change_keeps_firing_when_the_next_run_begins(
         "up": "1x20 stale _x60",
         f"up{{{NEXT_RUN}}}": "_x22 1x59",
     }
-    play(tmp_path, list(series("", 0, values)), promql_expr_test=[firing(5), firing(18, "h0"), firing(70, "h0")])
+    return Scenario([values], {5: [], 18: on_hosts(0), 70: on_hosts(0)})
 
 
-def test_targets_of_two_runs_on_a_host_do_not_silence_the_alerts_of_other_hosts(tmp_path: Path) -> None:
-    """The host h0 has the targets of two runs. The host h1 has the target of one run. Both hosts lose a GPU."""
-    lost = GPU_INFO % ("2", "0000:5d:00.0", "S2")
-    both = {
-        "rackproof_gpus": "8x9 7x40",
-        f"rackproof_gpus{{{NEXT_RUN}}}": "8x9 7x40",
-        lost: "1x9 stale _x40",
-        lost.replace("}", f", {NEXT_RUN}}}"): "1x9 stale _x40",
-        "up": "1x50",
-        f"up{{{NEXT_RUN}}}": "1x50",
-    }
-    one = {"rackproof_gpus": "8x9 7x40", lost: "1x9 stale _x40", "up": "1x50"}
-    inputs = [line for number, values in enumerate((both, one)) for line in series("", number, values)]
-    check = {
-        "expr": 'count by (host) (ALERTS{alertstate="firing", alertname="RackproofGpuGone", slot="0000:5d:00.0"})',
-        "eval_time": "30m",
-        "exp_samples": [{"labels": '{host="h0"}', "value": 1}, {"labels": '{host="h1"}', "value": 1}],
-    }
-    play(tmp_path, inputs, promql_expr_test=[check])
+_HEALTHY, _ABSENT, _RESTARTED = "8x60 _x3 0x1 8x60", "1x60 _x3 _x1 1x60", "6x60 _x3 2x62"
+REBOOT = {
+    "up": "1x60 0x3 1x62",
+    "rackproof_host_uptime_seconds": "90000+60x60 _x3 90+60x62",
+    "rackproof_gpus": _HEALTHY,
+    'rackproof_gpu_info{gpu="2", pci="0000:5d:00.0", fabric_state="completed"}': "1x60 _x3 _x4 1x58",
+    'rackproof_gpu_info{gpu="2", pci="0000:5d:00.0", fabric_state="in_progress"}': "_x60 _x3 _x2 1x2 stale _x57",
+    "rackproof_fabric_manager_missing": "0x60 _x3 1x2 0x60",
+    'rackproof_gpu_nvlink_active_links{gpu="2"}': "18x60 _x3 _x2 0x2 18x58",
+    'rackproof_hca_info{hca="mlx5_0"}': _ABSENT,
+    'rackproof_disk_info{disk="nvme0n1"}': _ABSENT,
+    'rackproof_collector_success{collector="infiniband"}': "1x60 _x3 1x62",
+    'rackproof_collector_success{collector="storage"}': "1x60 _x3 1x62",
+    'rackproof_infiniband_link_downed_total{hca="mlx5_0", port="1"}': _RESTARTED,
+    'rackproof_infiniband_link_error_recovery_total{hca="mlx5_0", port="1"}': _RESTARTED,
+    'rackproof_network_carrier_changes_total{nic="eth0"}': _RESTARTED,
+}
+"""After a boot the driver lists no GPU for two minutes, and then the GPUs are not yet registered with the fabric.
 
+Each link goes up and down once while the host boots, so its counters restart at numbers above zero."""
+COUNT_MISSING = {"rackproof_gpus": "8x5 _x30", "up": "1x35"}
+TARGET_MISSING = {"rackproof_gpus": "8x5 _x30", "up": "1x5 stale _x30"}
+"""The target disappears, as at the end of a run."""
+IN_NEXT_RUN = {
+    "rackproof_gpus": "8x5 stale _x30",
+    "up": "1x5 stale _x30",
+    f"rackproof_gpus{{{NEXT_RUN}}}": "_x6 8x29",
+    f"up{{{NEXT_RUN}}}": "_x6 1x29",
+}
+GPU_2, GPU_3 = GPU_INFO % ("2", "0000:5d:00.0", "S2"), GPU_INFO % ("3", "0000:9b:00.0", "S3")
+LOST_GPU_2 = 'gpu="2", pci="0000:5d:00.0", serial="S2", slot="0000:5d:00.0"'
+LOST_GPU_3 = 'gpu="3", pci="0000:9b:00.0", serial="S3", slot="0000:9b:00.0"'
+OF_ONE_RUN = {"rackproof_gpus": "8x9 7x40", GPU_2: "1x9 stale _x40", "up": "1x50"}
+OF_TWO_RUNS = {
+    **OF_ONE_RUN,
+    f"rackproof_gpus{{{NEXT_RUN}}}": "8x9 7x40",
+    GPU_2.replace("}", f", {NEXT_RUN}}}"): "1x9 stale _x40",
+    f"up{{{NEXT_RUN}}}": "1x50",
+}
+XID_79 = 'rackproof_xid_errors{pci="0000:5d:00.0", xid="79"}'
+LOST = {GPU_2: "1x5 stale _x200"}
+FAILED_GPU_2 = 'rackproof_gpu_remapped_rows_failed{gpu="2", uuid="GPU-1"}'
+HCA_INFO = (
+    'rackproof_hca_info{hca="mlx5_0", infiniband_hca_node_guid="b8ce:f603", infiniband_hca_pci_address="0000:18:00.0"}'
+)
+HCA = 'hca="mlx5_0", serial="b8ce:f603", slot="0000:18:00.0"'
+DISK_INFO = (
+    'rackproof_disk_info{disk="nvme0n1", storage_disk_model="MZQL2", storage_disk_serial="S64", '
+    'storage_disk_pci_address="0000:80:00.0"}'
+)
+DISK = 'disk="nvme0n1", serial="S64", slot="0000:80:00.0", model="MZQL2"'
+PARTS_GONE = {HCA_INFO: "1x9 stale _x40", DISK_INFO: "1x9 stale _x40"}
+NIC_INFO = {
+    'rackproof_nic_info{nic="eth0", network_address="b8:3f:d2:00:00:a2", network_pci_address="0000:1a:00.0"}': "1x40",
+    'rackproof_nic_info{nic="eth1"}': "1x40",
+}
+NIC = 'nic="eth0", serial="b8:3f:d2:00:00:a2", slot="0000:1a:00.0"'
+NIC_ERRORS = {'rackproof_network_rx_crc_errors_total{nic="eth0"}': "0x5 500x35"}
+RATES = {
+    "rackproof_run_started_timestamp_seconds": "1x80 4800x120",
+    'rackproof_benchmark_flop_per_second{stage="soak", benchmark="stress", gpu="0"}': "100x80 80x120",
+}
+FAULTS_THAT_END = (
+    {'rackproof_gpu_throttle_active{gpu="0", reason="hw_thermal"}': "0x9 1x9 0x100"},
+    {'rackproof_gpu_nvlink_replays_total{gpu="0", link="0"}': "0x9 1x110"},  # the alert fires for an hour
+    {XID_79: "_x10 1x9 stale _x100"},  # a reboot ends the series
+    {"up": "1x9 0x9 1x100"},
+)
 
-def test_alert_of_a_missing_adapter_or_drive_has_its_slot_and_serial(tmp_path: Path) -> None:
-    hca = 'hca="mlx5_0", infiniband_hca_node_guid="b8ce:f603", infiniband_hca_pci_address="0000:18:00.0"'
-    disk = (
-        'disk="nvme0n1", storage_disk_model="MZQL2", storage_disk_serial="S64", storage_disk_pci_address="0000:80:00.0"'
-    )
-    values = {
-        f"rackproof_hca_info{{{hca}}}": "1x9 stale _x40",
-        f"rackproof_disk_info{{{disk}}}": "1x9 stale _x40",
-        'rackproof_collector_success{collector="infiniband"}': "1x50",
-        'rackproof_collector_success{collector="storage"}': "1x50",
-    }
-    wanted = (
-        'hca="mlx5_0", serial="b8ce:f603", slot="0000:18:00.0"',
-        'disk="nvme0n1", serial="S64", slot="0000:80:00.0", model="MZQL2"',
-    )
-    check_alerts(tmp_path, values, 20, *wanted)
+SCENARIOS = {
+    "absent GPU count: an alert only while the host is up": Scenario(
+        [COUNT_MISSING, TARGET_MISSING, IN_NEXT_RUN], {5: [], 12: on_hosts(0), 35: on_hosts(0)}
+    ),
+    "healthy reboot: only RackproofExporterDown": Scenario(
+        [REBOOT],
+        dict.fromkeys(range(55, 126), ()),
+        'group by (alertname) (ALERTS{alertstate="firing", alertname!="RackproofExporterDown", %s})',
+    ),
+    "next run, fewer GPUs": change_before_the_next_run("rackproof_gpus", "", 8, 7),
+    "next run, NVLink down": change_before_the_next_run("rackproof_gpu_nvlink_active_links", 'gpu="2"', 18, 17),
+    "next run, InfiniBand down": change_before_the_next_run(
+        "rackproof_infiniband_active", 'hca="mlx5_0", port="1"', 1, 0
+    ),
+    "next run, no carrier": change_before_the_next_run("rackproof_network_carrier", 'nic="eth0"', 1, 0),
+    "targets of two runs on a host, and of one on another: one alert on each host": Scenario(
+        [OF_TWO_RUNS, OF_ONE_RUN],
+        {30: on_hosts(0, 1)},
+        'count by (host) (ALERTS{alertstate="firing", alertname="RackproofGpuGone", slot="0000:5d:00.0", %s})',
+    ),
+    "missing adapter and drive": on_parts(PARTS_GONE | collectors("1x50"), [20], HCA, DISK),
     # A collector that fails reads no adapter and no drive, so nothing is known to be missing.
-    failing = {key: "1x9 0x41" if "success" in key else numbers for key, numbers in values.items()}
-    check_alerts(tmp_path, failing, 20, "")
+    "failing collectors": on_parts(PARTS_GONE | collectors("1x9 0x41"), [20], ""),
+    "alerts resolve when the fault ends": Scenario(
+        FAULTS_THAT_END, {9: [], 15: on_hosts(0, 1, 2, 3), 30: on_hosts(1), 90: []}
+    ),
+    "drift: rates of different runs are not compared": Scenario(
+        [RATES, {**RATES, "rackproof_run_started_timestamp_seconds": "1x200"}], {79: [], 170: on_hosts(1)}
+    ),
+    "GPU with slot and serial": on_parts(
+        {GPU_2: "1x20", GPU_3: "1x20", FAILED_GPU_2: "1x20"}, [10], 'gpu="2", serial="S2", slot="0000:5d:00.0"'
+    ),
+    "GPU with a PCI address": on_parts({GPU_2: "1x20", XID_79: "1x20"}, [10], LOST_GPU_2),
+    "lost GPU keeps its serial": on_parts(LOST | {XID_79: "_x5 1x200"}, [20, 150], LOST_GPU_2),
+    "lost GPU is replaced": on_parts(
+        LOST | {GPU_INFO % ("2", "0000:5d:00.0", "S9"): "_x10 1x40", XID_79: "_x5 1x200"},
+        [20],
+        LOST_GPU_2.replace("S2", "S9"),
+    ),
+    "lost GPU keeps its serial in the next run": on_parts(
+        {
+            GPU_2: "1x5 stale _x40",
+            "up": "1x9 stale _x40",
+            f"up{{{NEXT_RUN}}}": "_x11 1x40",
+            XID_79.replace("}", f", {NEXT_RUN}}}"): "_x11 1x40",
+        },
+        [30],
+        LOST_GPU_2,
+    ),
+    "identity of a part ends if the scrape target is gone for five minutes": Scenario(
+        [{GPU_2: "1x5 stale _x40", "up": "1x9 stale _x40"}], {20: []}, "count by (host) (rackproof:part:gpu{%s})"
+    ),
+    "missing GPU": on_parts({"rackproof_gpus": "2x5 1x40", GPU_3: "1x40", **LOST}, [20], LOST_GPU_2),
+    "missing GPU, and another index of the remaining GPU after a reboot": on_parts(
+        {
+            "rackproof_gpus": "2x5 1x40",
+            GPU_INFO % ("0", "0000:5d:00.0", "S2"): "1x5 stale _x40",
+            GPU_INFO % ("1", "0000:9b:00.0", "S3"): "1x5 stale _x40",
+            GPU_INFO % ("0", "0000:9b:00.0", "S3"): "_x8 1x40",
+        },
+        [20],
+        LOST_GPU_2.replace('gpu="2"', 'gpu="0"'),
+    ),
+    "driver that hangs": on_parts(
+        {"rackproof_gpus": "2x5 stale _x40", GPU_3: "1x5 stale _x40", **LOST}, [20], LOST_GPU_2, LOST_GPU_3
+    ),
+    "part of unknown identity": on_parts({'rackproof_gpu_remapped_rows_failed{gpu="2"}': "1x20"}, [10], 'gpu="2"'),
+    "HCA with node GUID and PCI address": on_parts(
+        {HCA_INFO: "1x40", 'rackproof_infiniband_active{hca="mlx5_0", port="1"}': "1x5 0x35"}, [20], HCA
+    ),
+    "NIC with MAC and PCI address": on_parts(
+        NIC_INFO | {'rackproof_network_carrier{nic="eth0"}': "1x5 0x35"}, [20], NIC
+    ),
+    "errors of a NIC": on_parts(NIC_INFO | NIC_ERRORS, [20], NIC),
+    "errors of a NIC of unknown identity": on_parts(NIC_ERRORS, [20], 'nic="eth0"'),
+    "disk with model, serial and slot": on_parts(
+        {DISK_INFO: "1x5 stale _x40", 'rackproof_storage_disk_online{disk="nvme0n1"}': "1x5 0x35"}, [20], DISK
+    ),
+    "array without a disk": on_parts(
+        {DISK_INFO: "1x5 stale _x40", 'rackproof_storage_array_missing{array="md0"}': "0x5 1x35"}, [20], ""
+    ),
+}
+"""Name -> scenario. promtool evaluates all of them at once: the time that it takes depends on the minutes, not on the hosts."""
 
 
-def test_alerts_resolve_when_the_fault_ends(tmp_path: Path) -> None:
-    faults = (
-        {'rackproof_gpu_throttle_active{gpu="0", reason="hw_thermal"}': "0x9 1x9 0x100"},
-        {'rackproof_gpu_nvlink_replays_total{gpu="0", link="0"}': "0x9 1x110"},  # the alert fires for an hour
-        {'rackproof_xid_errors{pci="0000:5d:00.0", xid="79"}': "_x10 1x9 stale _x100"},  # a reboot ends the series
-        {"up": "1x9 0x9 1x100"},
-    )
-    inputs = [line for number, values in enumerate(faults) for line in series("", number, values)]
-    play(
-        tmp_path, inputs, promql_expr_test=[firing(9), firing(15, "h0", "h1", "h2", "h3"), firing(30, "h1"), firing(90)]
-    )
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return what promtool prints about the checks of the scenarios that failed. A host has the name of its scenario, too."""
+    inputs, checks = [], []
+    for name, scenario in SCENARIOS.items():
+        for number, values in enumerate(scenario.hosts):
+            inputs += series(f"{name}-h{number}", values)
+        for minute, alerts in scenario.firing.items():
+            labels = [text.replace('host="', f'host="{name}-') for text in alerts]
+            samples = [{"labels": f"{{{text}}}", "value": 1} for text in labels]
+            expr = scenario.query % f'host=~"{name}-.*"'
+            checks.append({"expr": expr, "eval_time": f"{minute}m", "exp_samples": samples})
+    done = evaluate(tmp_path_factory.mktemp("scenarios"), inputs, promql_expr_test=checks)
+    output = done.stdout + done.stderr
+    assert done.returncode == 0 or any(f'"{name}-.*' in output for name in SCENARIOS), output
+    return output
 
 
-def test_drift_alert_compares_only_rates_of_the_same_run(tmp_path: Path) -> None:
-    values = {
-        "rackproof_run_started_timestamp_seconds": "1x80 4800x120",
-        'rackproof_benchmark_flop_per_second{stage="soak", benchmark="stress", gpu="0"}': "100x80 80x120",
-    }
-    same_run = {**values, "rackproof_run_started_timestamp_seconds": "1x200"}
-    inputs = [line for number, host in enumerate((values, same_run)) for line in series("", number, host)]
-    play(tmp_path, inputs, promql_expr_test=[firing(79), firing(170, "h1")])
-
-
-GPU_INFO = 'rackproof_gpu_info{gpu="%s", pci="%s", serial="%s", uuid="GPU-1"}'
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_alerts_of_a_scenario_are_those_expected(name: str, failures: str) -> None:
+    assert f'"{name}-.*' not in failures, failures
 
 
 def test_annotations_of_an_alert_are_filled_in(tmp_path: Path) -> None:
@@ -505,120 +594,10 @@ def test_annotations_of_an_alert_are_filled_in(tmp_path: Path) -> None:
         'rackproof_gpu_ecc_uncorrectable_volatile_total{gpu="2", uuid="GPU-1"}': "0x9 3",
         GPU_INFO % ("2", "0000:5d:00.0", labels["serial"]): "1x10",
     }
-    inputs = list(series("", 0, values))
+    inputs = list(series("h0", values))
     alert = {"exp_labels": labels | {"criterion": "ecc-uncorrectable-volatile"}, "exp_annotations": wanted}
     test = {"alertname": "RackproofGpuEccUncorrectable", "eval_time": "10m", "exp_alerts": [alert]}
     play(tmp_path, inputs, alert_rule_test=[test | {"eval_time": "9m", "exp_alerts": []}, test])
-
-
-def check_alerts(tmp_path: Path, values: Mapping[str, str], minutes: int | Sequence[int], *wanted: str) -> None:
-    """Check which parts of the host h0 have firing alerts.
-
-    Args:
-        tmp_path: directory for the input of promtool.
-        values: selector of a series -> its values.
-        minutes: time of the check in minutes, or several such times.
-        wanted: the labels of each part with a firing alert. An empty text stands for the host itself.
-    """
-    checks = [
-        {
-            "expr": 'group by (host, gpu, pci, hca, nic, disk, serial, slot, model) (ALERTS{alertstate="firing"})',
-            "eval_time": f"{minute}m",
-            "exp_samples": [{"labels": f'{{host="h0", {labels}}}', "value": 1} for labels in wanted],
-        }
-        for minute in ([minutes] if isinstance(minutes, int) else minutes)
-    ]
-    play(tmp_path, list(series("", 0, {"up": "1x200"} | values)), promql_expr_test=checks)
-
-
-def test_alert_of_a_gpu_has_its_slot_and_serial(tmp_path: Path) -> None:
-    info = {GPU_INFO % ("2", "0000:5d:00.0", "S2"): "1x20", GPU_INFO % ("3", "0000:9b:00.0", "S3"): "1x20"}
-    fault = {'rackproof_gpu_remapped_rows_failed{gpu="2", uuid="GPU-1"}': "1x20"}
-    check_alerts(tmp_path, info | fault, 10, 'gpu="2", serial="S2", slot="0000:5d:00.0"')
-
-
-def test_alert_with_a_pci_address_has_the_index_and_serial_of_the_gpu(tmp_path: Path) -> None:
-    info = {GPU_INFO % ("2", "0000:5d:00.0", "S2"): "1x20"}
-    fault = {'rackproof_xid_errors{pci="0000:5d:00.0", xid="79"}': "1x20"}
-    check_alerts(tmp_path, info | fault, 10, 'gpu="2", pci="0000:5d:00.0", serial="S2", slot="0000:5d:00.0"')
-
-
-def test_alert_of_a_lost_gpu_keeps_its_serial_until_another_gpu_replaces_it(tmp_path: Path) -> None:
-    lost = {GPU_INFO % ("2", "0000:5d:00.0", "S2"): "1x5 stale _x200"}
-    fault = {'rackproof_xid_errors{pci="0000:5d:00.0", xid="79"}': "_x5 1x200"}
-    check_alerts(tmp_path, lost | fault, (20, 150), 'gpu="2", pci="0000:5d:00.0", serial="S2", slot="0000:5d:00.0"')
-    replaced = {GPU_INFO % ("2", "0000:5d:00.0", "S9"): "_x10 1x40"}
-    check_alerts(tmp_path, lost | replaced | fault, 20, 'gpu="2", pci="0000:5d:00.0", serial="S9", slot="0000:5d:00.0"')
-
-
-def test_alert_of_a_lost_gpu_keeps_its_serial_in_the_next_run(tmp_path: Path) -> None:
-    lost = {GPU_INFO % ("2", "0000:5d:00.0", "S2"): "1x5 stale _x40", "up": "1x9 stale _x40"}
-    next_run = {
-        'up{run_id="s"}': "_x11 1x40",
-        'rackproof_xid_errors{pci="0000:5d:00.0", xid="79", run_id="s"}': "_x11 1x40",
-    }
-    check_alerts(tmp_path, lost | next_run, 30, 'gpu="2", pci="0000:5d:00.0", serial="S2", slot="0000:5d:00.0"')
-
-
-def test_recorded_identity_of_a_part_ends_if_the_scrape_target_is_gone_for_five_minutes(tmp_path: Path) -> None:
-    values = {GPU_INFO % ("2", "0000:5d:00.0", "S2"): "1x5 stale _x40", "up": "1x9 stale _x40"}
-    check = {"expr": "count by (host) (rackproof:part:gpu)", "eval_time": "20m", "exp_samples": []}
-    play(tmp_path, list(series("", 0, values)), promql_expr_test=[check])
-
-
-def test_alert_of_a_missing_gpu_has_its_slot_and_serial(tmp_path: Path) -> None:
-    count = {"rackproof_gpus": "2x5 1x40", GPU_INFO % ("3", "0000:9b:00.0", "S3"): "1x40"}
-    lost = {GPU_INFO % ("2", "0000:5d:00.0", "S2"): "1x5 stale _x40"}
-    check_alerts(tmp_path, count | lost, 20, 'gpu="2", pci="0000:5d:00.0", serial="S2", slot="0000:5d:00.0"')
-    # After a reboot the remaining GPU has another index.
-    moved = {
-        "rackproof_gpus": "2x5 1x40",
-        GPU_INFO % ("0", "0000:5d:00.0", "S2"): "1x5 stale _x40",
-        GPU_INFO % ("1", "0000:9b:00.0", "S3"): "1x5 stale _x40",
-        GPU_INFO % ("0", "0000:9b:00.0", "S3"): "_x8 1x40",
-    }
-    check_alerts(tmp_path, moved, 20, 'gpu="0", pci="0000:5d:00.0", serial="S2", slot="0000:5d:00.0"')
-    hung = {"rackproof_gpus": "2x5 stale _x40", GPU_INFO % ("3", "0000:9b:00.0", "S3"): "1x5 stale _x40"}
-    check_alerts(
-        tmp_path,
-        hung | lost,
-        20,
-        'gpu="2", pci="0000:5d:00.0", serial="S2", slot="0000:5d:00.0"',
-        'gpu="3", pci="0000:9b:00.0", serial="S3", slot="0000:9b:00.0"',
-    )
-
-
-def test_alert_fires_even_if_the_identity_of_its_part_is_unknown(tmp_path: Path) -> None:
-    check_alerts(tmp_path, {'rackproof_gpu_remapped_rows_failed{gpu="2"}': "1x20"}, 10, 'gpu="2"')
-
-
-def test_alert_of_an_hca_has_its_node_guid_and_pci_address(tmp_path: Path) -> None:
-    identity = 'infiniband_hca_node_guid="b8ce:f603", infiniband_hca_pci_address="0000:18:00.0"'
-    values = {
-        f'rackproof_hca_info{{hca="mlx5_0", {identity}}}': "1x40",
-        'rackproof_infiniband_active{hca="mlx5_0", port="1"}': "1x5 0x35",
-    }
-    check_alerts(tmp_path, values, 20, 'hca="mlx5_0", serial="b8ce:f603", slot="0000:18:00.0"')
-
-
-def test_alert_of_a_nic_has_its_mac_and_pci_address(tmp_path: Path) -> None:
-    identity = 'network_address="b8:3f:d2:00:00:a2", network_pci_address="0000:1a:00.0"'
-    info = {f'rackproof_nic_info{{nic="eth0", {identity}}}': "1x40", 'rackproof_nic_info{nic="eth1"}': "1x40"}
-    wanted = 'nic="eth0", serial="b8:3f:d2:00:00:a2", slot="0000:1a:00.0"'
-    down = {'rackproof_network_carrier{nic="eth0"}': "1x5 0x35"}
-    check_alerts(tmp_path, info | down, 20, wanted)
-    errors = {'rackproof_network_rx_crc_errors_total{nic="eth0"}': "0x5 500x35"}
-    check_alerts(tmp_path, info | errors, 20, wanted)
-    check_alerts(tmp_path, {'rackproof_network_rx_crc_errors_total{nic="eth0"}': "0x5 500x35"}, 20, 'nic="eth0"')
-
-
-def test_alert_of_a_disk_has_its_model_serial_and_slot(tmp_path: Path) -> None:
-    identity = 'storage_disk_model="MZQL2", storage_disk_serial="S64", storage_disk_pci_address="0000:80:00.0"'
-    info = {f'rackproof_disk_info{{disk="nvme0n1", {identity}}}': "1x5 stale _x40"}
-    fault = {'rackproof_storage_disk_online{disk="nvme0n1"}': "1x5 0x35"}
-    check_alerts(tmp_path, info | fault, 20, 'disk="nvme0n1", serial="S64", slot="0000:80:00.0", model="MZQL2"')
-    array = {'rackproof_storage_array_missing{array="md0"}': "0x5 1x35"}
-    check_alerts(tmp_path, info | array, 20, "")
 
 
 def test_annotations_of_a_disk_alert_contain_model_serial_and_command(tmp_path: Path) -> None:
@@ -640,7 +619,7 @@ def test_annotations_of_a_disk_alert_contain_model_serial_and_command(tmp_path: 
     }
     alert = {"exp_labels": labels, "exp_annotations": wanted}
     test = {"alertname": "RackproofDiskFailing", "eval_time": "10m", "exp_alerts": [alert]}
-    play(tmp_path, list(series("", 0, values)), alert_rule_test=[test])
+    play(tmp_path, list(series("h0", values)), alert_rule_test=[test])
 
 
 def test_info_series_have_the_labels_that_the_rules_join(scraped_text: str) -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fleet.inventory.ansible import check_listing, read_inventory
+from fleet.inventory.ansible import _text_variables, check_listing, read_inventory
+from fleet.inventory.sources import check_names_in_files
 from schemas.errors import UsageError
 from tests import ROOT
-from tests.unit.playbooks.test_inventory_forms import ANSIBLE
+from tests.ansible_commands import run_ansible
+from tests.unit.playbooks.test_nothing_done import ENVIRONMENT
 
 YAML_NUMBERS = {
     "010": 8,
@@ -60,7 +61,7 @@ def test_name_that_yaml_reads_as_another_number_is_refused(tmp_path: Path, text:
     line = 5 if position == "flow" else 4
     message = f'{path}:{line}: {name}: {text} is read as the number {YAML_NUMBERS[text]}: write it in quotes: {name}: "{text}"'
     with pytest.raises(UsageError, match=f"^{re.escape(message)}$"):
-        read_inventory([str(path)])
+        read(path)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,7 @@ def test_name_that_is_read_as_it_is_written_is_accepted(
     tmp_path: Path, first: str, second: str, racks: list[str]
 ) -> None:
     path = write(tmp_path / "hosts.yml", yaml_inventory(first, second))
-    hosts = read_inventory([str(path)])
+    hosts = read(path)
     assert [variables["rackproof_rack"] for variables in hosts.values()] == racks
 
 
@@ -89,7 +90,7 @@ def test_numbers_and_variables_of_other_software_may_have_any_form(tmp_path: Pat
         tmp_path / "hosts.yml",
         "gpu_hosts:\n  vars: {mode: 0644, rackproof_gpu_count: 010, rackproof_fabric_gbps: 0x10}\n  hosts: {h1: }\n",
     )
-    assert read_inventory([str(path)])["h1"]["rackproof_gpu_count"] == 8
+    assert read(path)["h1"]["rackproof_gpu_count"] == 8
 
 
 @pytest.mark.parametrize(
@@ -110,7 +111,7 @@ def test_files_of_variables_beside_the_inventory_are_searched(tmp_path: Path, fi
     text = yaml_inventory("010") if file.startswith("hosts") else "# racks\nrackproof_rack: 010\n"
     path = write(inventory / file, text)
     with pytest.raises(UsageError, match=rf"^{re.escape(str(path))}:\d: rackproof_rack: 010 is read as the number 8: "):
-        read_inventory([str(main if source == "file" else inventory)])
+        read(main if source == "file" else inventory)
 
 
 @pytest.mark.parametrize(
@@ -128,11 +129,11 @@ def test_names_in_ini_inventories_are_compared_with_literals_of_python(
         tmp_path / name, f"[gpu_hosts]\nh1 rackproof_rack={written} rackproof_gpu_count=8 # rackproof_rack=0x1\nh2\n"
     )
     if number is None:
-        assert read_inventory([str(path)])["h1"]["rackproof_rack"] == written
+        assert read(path)["h1"]["rackproof_rack"] == written
         return
     message = f"hosts.*:2: rackproof_rack: {written} is read as the number {number}: .*rackproof_rack='\"{written}\"'"
     with pytest.raises(UsageError, match=message):
-        read_inventory([str(path)])
+        read(path)
 
 
 @pytest.mark.parametrize("value", ["1.20", '"1.20"', "'1.20'", "'\"1.20\"'"])
@@ -145,11 +146,11 @@ def test_quotes_of_a_version_in_an_ini_inventory_count_as_ansible_counts_them(
     text = f"h1 {name}={value}\n" if is_of_host else f"h1\n[gpu_hosts:vars]\n{name}={value}\n"
     path = write(tmp_path / "hosts.ini", f"[gpu_hosts]\n{text}")
     if listed(path)[name] == "1.20":
-        assert read_inventory([str(path)])["h1"][name] == "1.20"
+        assert read(path)["h1"][name] == "1.20"
     elif isinstance(listed(path)[name], float):
         remedy = f"{name}='\"1.20\"'" if is_of_host else f'{name}="1.20"'
         with pytest.raises(UsageError, match=f"{name}: 1.20 is read as the number 1.2: write it in quotes: {remedy}$"):
-            read_inventory([str(path)])
+            read(path)
         write(path, path.read_text().replace(f"{name}={value}", remedy))
         assert listed(path)[name] == "1.20"
 
@@ -174,7 +175,7 @@ def test_text_with_a_number_in_an_ini_inventory_is_accepted(tmp_path: Path, line
     path = write(tmp_path / "hosts.ini", f"[gpu_hosts]\nh1\n{line}\n")
     site = listed(path).get("rackproof_site", "")
     assert isinstance(site, str)
-    assert read_inventory([str(path)])["h1"].get("rackproof_site", "") == site
+    assert read(path)["h1"].get("rackproof_site", "") == site
 
 
 @pytest.mark.parametrize(
@@ -192,14 +193,28 @@ def test_version_in_an_ini_inventory_that_ansible_reads_as_a_number_is_refused(t
     with pytest.raises(
         UsageError, match=r"nvidia_driver_version: \+?1\.20 is read as the number 1\.2: write it in quotes"
     ):
-        read_inventory([str(path)])
+        read(path)
 
 
 def listed(inventory: Path) -> dict[str, Any]:
     """Return the variables of h1 as Ansible reads them."""
-    command = [Path(ANSIBLE).with_name("ansible-inventory"), "-i", inventory, "--list"]
-    done = subprocess.run(command, capture_output=True, check=True)
-    return dict(json.loads(done.stdout)["_meta"]["hostvars"]["h1"])
+    return dict(listing(inventory)["_meta"]["hostvars"]["h1"])
+
+
+def read(inventory: Path) -> dict[str, dict[str, Any]]:
+    """Do what `read_inventory` does: search the files of the inventory, and check what Ansible reads.
+
+    Other tests of `read_inventory` start `ansible-inventory` as it does.
+    """
+    check_names_in_files([str(inventory)], _text_variables())
+    return check_listing(listing(inventory))
+
+
+def listing(inventory: Path) -> dict[str, Any]:
+    """Return what `ansible-inventory` prints with the settings of the checkout, which include those of `read_inventory`."""
+    done = run_ansible("ansible-inventory", "-i", inventory, "--list", directory=ROOT, environment=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
 
 
 def test_number_without_its_text_is_refused_without_an_example_of_another_version(tmp_path: Path) -> None:
@@ -231,8 +246,8 @@ def test_files_that_are_no_yaml_are_left_out(tmp_path: Path, content: bytes) -> 
 def test_playbook_passes_the_sources_of_its_inventory(tmp_path: Path) -> None:
     path = write(tmp_path / "hosts.yml", yaml_inventory("010"))
     variables: dict[str, Any] = {"rackproof_profile": "rehearsal", "rackproof_runs_directory": str(tmp_path)}
-    command = [ANSIBLE, "-i", path, ROOT / "playbooks" / "drivers.yml", "-e", json.dumps(variables)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    words = ("-i", path, ROOT / "playbooks" / "drivers.yml", "-e", json.dumps(variables))
+    done = run_ansible("ansible-playbook", *words, directory=ROOT, environment=ENVIRONMENT)
     assert done.returncode == 2
     shown = " ".join((done.stdout + done.stderr).split())
     assert f"{path}:4: rackproof_rack: 010 is read as the number 8" in shown

@@ -25,12 +25,13 @@ RIGHT = {
 """Playbook -> the shipped profiles that it runs."""
 
 
-def roles_of(playbook: str) -> Iterator[str]:
-    """Yield the roles of the plays of a playbook and of the playbooks that it imports."""
+def roles_of(playbook: str, tag: str = "") -> Iterator[str]:
+    """Yield the roles of the plays of a playbook and of the playbooks that it imports. `tag`: only of plays with this tag."""
     for item in yaml.safe_load((ROOT / "playbooks" / playbook).read_text()):
         if "import_playbook" in item:
-            yield from roles_of(item["import_playbook"])
-        yield from (role["role"] for role in item.get("roles", ()))
+            yield from roles_of(item["import_playbook"], tag)
+        elif not tag or tag in item["tags"]:
+            yield from (role["role"] for role in item.get("roles", ()))
 
 
 @pytest.mark.parametrize("name", PLAYBOOKS)
