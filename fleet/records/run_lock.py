@@ -162,9 +162,22 @@ def playbook() -> int:
 
 
 def _is_playbook(words: list[str]) -> bool:
-    names = [word.rpartition("/")[2] for word in words[:4]]
-    script = names[1:2] if names[0].startswith("python") else names[:1]
-    return "".join(script).startswith("ansible-playbook") or names[1:] == ["-m", "ansible", "playbook"]
+    """Return whether this is the command line of ansible-playbook.
+
+    Packages may start it with options of Python (Fedora: `python3 -sP`), or as `.ansible-playbook-wrapped` (Nix).
+    """
+    program, *rest = words
+    if not _base_name(program).startswith("python"):
+        return _base_name(program).startswith("ansible-playbook")
+    while rest and rest[0].startswith("-") and rest[0] != "-m":
+        rest = rest[2:] if rest[0] in ("-W", "-X") else rest[1:]
+    if rest[:1] == ["-m"]:
+        return rest[1:3] == ["ansible", "playbook"] or rest[1:2] == ["ansible.cli.playbook"]
+    return bool(rest) and _base_name(rest[0]).lstrip(".").startswith("ansible-playbook")
+
+
+def _base_name(path: str) -> str:
+    return path.rpartition("/")[2]
 
 
 def _command(pid: int) -> list[str]:

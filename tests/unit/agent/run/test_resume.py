@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -166,12 +167,12 @@ def test_claim_lists_the_other_runs_that_are_or_may_be_running(
 
 PLAYBOOK = """
 import subprocess, sys, time
-done = subprocess.run(["/bin/sh", "-c", sys.argv[1]])
+done = subprocess.run(["/bin/sh", "-c", sys.argv[-2]])
 print(done.returncode, flush=True)
-time.sleep(float(sys.argv[2]))
+time.sleep(float(sys.argv[-1]))
 """
-"""A fake ansible-playbook. Argument 1: a shell command, which it runs and whose exit code it prints. Argument 2: the seconds for
-which it then sleeps."""
+"""A fake ansible-playbook. Its last two arguments: a shell command, which it runs and whose exit code it prints, and the seconds
+for which it then sleeps."""
 
 
 @pytest.fixture
@@ -214,6 +215,31 @@ def test_second_playbook_of_a_run_is_refused_until_the_first_is_killed(checkout:
     assert f"(process {first.pid}) held the lock of this run since {holder.since} and has exited" in output
     assert output.endswith("\n0\n")
     assert [event["what"] for event in read_journal(checkout / "runs" / "r1")] == ["begun", "resumed"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["ansible-playbook"],
+        ["-sP", "ansible-playbook"],  # Fedora's package
+        ["-X", "utf8", "-I", "ansible-playbook"],
+        [".ansible-playbook-wrapped"],  # the package of Nix
+        ["-s", "-m", "ansible", "playbook"],
+        ["-m", "ansible.cli.playbook"],
+    ],
+)
+def test_playbook_is_recognized_however_python_starts_it(command: list[str], tmp_path: Path) -> None:
+    (tmp_path / "ansible" / "cli").mkdir(parents=True)
+    for package in ("ansible", "ansible/cli"):
+        (tmp_path / package / "__init__.py").touch()
+    for name in ("ansible-playbook", ".ansible-playbook-wrapped", "ansible/__main__.py", "ansible/cli/playbook.py"):
+        (tmp_path / name).write_text(PLAYBOOK)
+    print_pid = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); from fleet.records import run_lock; print(run_lock.playbook())"
+    )
+    words = [sys.executable, *command, shlex.join([sys.executable, "-c", print_pid]), "0"]
+    with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        assert process.communicate()[0].split() == [str(process.pid), "0"]
 
 
 def test_exactly_one_of_several_simultaneous_playbooks_gets_the_run(checkout: Path) -> None:
