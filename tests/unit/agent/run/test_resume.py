@@ -315,8 +315,9 @@ def make_plan(run_id: str = "r1") -> Plan:
 
 
 def claim_since(state: Path, run_id: str, since: str, **changes: object) -> Claim:
-    """Return the claim of run `run_id`, made at `since` (HH:MM)."""
-    return replace(make_claim(1, state / "control" / run_id), since=f"2026-11-21T{since}:00.000000Z", **changes)  # type: ignore[arg-type]
+    """Return the claim of run `run_id`, made at `since` (HH:MM) by a process that has ended."""
+    made = {"since": f"2026-11-21T{since}:00.000000Z", "start_time": "another"}
+    return replace(make_claim(1, state / "control" / run_id), **(made | changes))  # type: ignore[arg-type]
 
 
 def acquire(state: Path, run_id: str, since: str = "04:00", *, take_over: bool = False, **changes: object) -> str:
@@ -491,6 +492,17 @@ def test_host_is_not_taken_from_a_run_that_is_or_may_be_running(
     acquire(tmp_path, "r1")
     with pytest.raises(HeldError):
         acquire(tmp_path, "r2", since, **changes)
+
+
+def test_host_is_not_taken_while_the_process_of_the_claim_runs(
+    tmp_path: Path, other_process: subprocess.Popen[bytes]
+) -> None:
+    acquire(tmp_path, "r1", pid=other_process.pid, start_time=locks.process_start_time(other_process.pid))
+    with pytest.raises(HeldError):
+        acquire(tmp_path, "r2", "05:00")
+    other_process.kill()
+    other_process.wait()
+    assert "that run is no longer running" in acquire(tmp_path, "r2", "05:00")
 
 
 SUPERVISOR = """
