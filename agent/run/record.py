@@ -210,6 +210,7 @@ def _record_owner(directory: Path, host: str) -> None:
     with tempfile.NamedTemporaryFile("w", dir=directory, prefix=f".{OWNER_FILE}.", encoding="utf-8") as own:
         own.write(host)
         own.flush()
+        os.fsync(own.fileno())  # after a power loss, an empty file would look like the name of another host
         with contextlib.suppress(FileExistsError):
             os.link(own.name, owner)  # atomic, also on a network file system
     if (other := owner.read_text(encoding="utf-8")) != host:

@@ -562,6 +562,12 @@ def run_plays(
     return subprocess.run(command, env=environment, cwd=directory, capture_output=True, text=True, check=False)
 
 
+def test_marker_of_an_installation_is_written_last_after_the_installed_files_are_on_the_disk() -> None:
+    tasks = yaml.safe_load((ROOT / "roles/agent/tasks/install.yml").read_text())
+    assert tasks[-2]["ansible.builtin.command"]["argv"] == ["sync", "--file-system", "{{ rackproof_prefix }}"]
+    assert "installed-" in tasks[-1]["ansible.builtin.copy"]["dest"]
+
+
 PLANNER = """
 rm launches 2>/dev/null && echo '{"launches": [["--number=1"]], "hosts": {"h1": 0, "h2": 0}, "awaited": [], "excluded": {}}' ||
 echo '{"launches": [], "hosts": {}, "awaited": [], "excluded": {}}'

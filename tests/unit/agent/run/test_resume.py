@@ -831,6 +831,16 @@ def test_hosts_of_a_run_may_not_share_a_state_directory(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "r1").iterdir()) == ["host", "plan.json"]
 
 
+def test_files_of_a_new_run_are_on_the_disk_before_they_get_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a power loss could leave empty files with these names."""
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
+    HostRun.begin(tmp_path / "r1", "h1", plan_text())
+    assert [path.name for path in (tmp_path / "r1").iterdir() if path.stat().st_ino not in synced] == []
+
+
 def test_only_one_of_many_hosts_gets_a_shared_state_directory(tmp_path: Path) -> None:
     hosts = [f"h{number}" for number in range(12)]
     plan = json.dumps(to_json(builders.plan(*hosts, profile="smoke")))
