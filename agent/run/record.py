@@ -92,7 +92,7 @@ class HostRun:
         private_directory(directory)
         path = RunDirectory(directory).plan
         if path.exists():
-            existing = documents.read(path, "plan", max_bytes=PLAN_BYTES)
+            existing = _read_own(path, "plan", directory, max_bytes=PLAN_BYTES)
             if (existing["run_id"], existing["nonce"]) != (document["run_id"], document["nonce"]):
                 raise documents.DocumentError(
                     f"{directory} belongs to run {existing['run_id']}, created {existing['created']}: "
@@ -133,7 +133,7 @@ class HostRun:
                 rackproof=VERSION,
                 gang=gang,
             )
-        record = record_from_json(documents.read(path, "record"), source=str(path))
+        record = record_from_json(_read_own(path, "record", self.directory), source=str(path))
         if (record.run_id, record.nonce) != (self.plan.run_id, self.plan.nonce):
             raise documents.DocumentError(f"{path}: a record of run {record.run_id}, not of {self.plan.run_id}")
         return record
@@ -198,6 +198,16 @@ def _move_observations_into_launches(record: Record, repeated: set[str]) -> Iter
             moved = tuple(observation for observation in record.observations if observation.stage == launch.stage)
             launch = replace(launch, observations=(*launch.observations, *moved))
         yield launch
+
+
+def _read_own(path: Path, schema: str, directory: Path, *, max_bytes: int = documents.MAX_BYTES) -> documents.Json:
+    """Return a document that this host wrote to its run directory. Raises DocumentError, with the remedy for a damaged file."""
+    try:
+        return documents.read(path, schema, max_bytes=max_bytes)
+    except documents.DocumentError as error:
+        raise documents.DocumentError(
+            f"{error}: to measure this host again, delete {directory} on it, and repeat the command"
+        ) from None
 
 
 def _record_owner(directory: Path, host: str) -> None:

@@ -659,6 +659,16 @@ def test_unkillable_process_is_not_reported_as_ended(tmp_path: Path, monkeypatch
     assert background.wait(tmp_path, "benchmark", -1.0) == f"{message}\n"
 
 
+def test_stage_is_not_ended_because_the_clock_was_set(tmp_path: Path) -> None:
+    """By a clock that was set forward, the stage started a day ago."""
+    (tmp_path / "benchmark.log").touch()
+    with subprocess.Popen(["sleep", "0.5"]) as stage:
+        (tmp_path / "benchmark.pid").write_text(f"{stage.pid} {locks.process_start_time(stage.pid)}\n")
+        os.utime(tmp_path / "benchmark.pid", times=(0, time.time() - 86400))
+        background.wait(tmp_path, "benchmark", 60.0)
+    assert stage.returncode == 0
+
+
 def test_stop_succeeds_if_the_process_ends_before_the_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_unkillable_stage(tmp_path, monkeypatch)
 
@@ -758,6 +768,16 @@ def test_resumed_run_keeps_its_first_snapshot(tmp_path: Path) -> None:
     ]
     run_at_once(inspect, stdin=plan_text())
     assert (directory / "record.json").read_text() == before
+
+
+@pytest.mark.parametrize("name", ["plan.json", "record.json"])
+def test_damaged_file_on_the_host_is_reported_with_the_remedy(name: str, run: HostRun) -> None:
+    run.append()
+    (run.directory / name).write_text("")
+    with pytest.raises(
+        documents.DocumentError, match=f"{name}: empty, which is not JSON: .* delete {run.directory} on it"
+    ):
+        HostRun.begin(run.directory, "h1", plan_text()).record()
 
 
 def test_simultaneous_additions_to_a_record_are_all_kept(run: HostRun) -> None:
