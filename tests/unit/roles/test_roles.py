@@ -568,6 +568,34 @@ def test_marker_of_an_installation_is_written_last_after_the_installed_files_are
     assert "installed-" in tasks[-1]["ansible.builtin.copy"]["dest"]
 
 
+@pytest.mark.parametrize("tasks", ["agent/tasks/install", "container_toolkit/tasks/apply", "nvidia_driver/tasks/apply"])
+def test_nothing_is_installed_on_a_host_that_another_run_holds(tasks: str, tmp_path: Path) -> None:
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"gpu_hosts": {"hosts": {"h1": LOCAL}}}))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "rackproof").write_text("#!/bin/sh\necho this host is held by run r2 >&2; exit 75\n")
+    (tmp_path / "bin" / "rackproof").chmod(0o755)
+    variables = {
+        "rackproof_prefix": str(tmp_path),
+        "rackproof_state_directory": str(tmp_path / "state"),
+        "rackproof_take_over": False,
+        "_rackproof_claim": {},
+        # The driver and the toolkit could be changed.
+        "_nvidia_driver_table": {"debian12": {}},
+        "_nvidia_driver_host": {"distribution": "debian12", "kernel": "6.1.0-40-amd64", "in_use": []},
+        "_container_toolkit_table": {"debian12": {}},
+        "_container_toolkit_host": {"distribution": "debian12", "containers": 0, "runtime_wanted": True},
+    }
+    include = {"ansible.builtin.include_tasks": str(ROOT / f"roles/{tasks}.yml")}
+    play = {"hosts": "gpu_hosts", "gather_facts": False, "tasks": [include]}
+    done = run_plays(tmp_path, play, options=["-e", json.dumps(variables)])
+    last_task = done.stdout.rpartition("TASK [")[2]
+    assert last_task.startswith("common : Stop the exporter unless another run holds the host]"), (
+        done.stdout + done.stderr
+    )
+    assert "this host is held by run r2" in last_task
+    assert done.returncode == 2
+
+
 PLANNER = """
 rm launches 2>/dev/null && echo '{"launches": [["--number=1"]], "hosts": {"h1": 0, "h2": 0}, "awaited": [], "excluded": {}}' ||
 echo '{"launches": [], "hosts": {}, "awaited": [], "excluded": {}}'
