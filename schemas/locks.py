@@ -162,6 +162,11 @@ def claim_from_json(document: Mapping[str, Any]) -> Claim:
     return Claim(**{**document, "running": tuple(document.get("running", ()))})
 
 
+def claim_to_json(of: Claim) -> dict[str, Any]:
+    """Return the document of a claim. It matches lock.schema.json."""
+    return {**vars(of), "running": list(of.running)}
+
+
 def machine() -> str:
     """Return the machine id of this machine, or its host name if it has none."""
     return _text("/etc/machine-id") or socket.gethostname()

@@ -8,6 +8,7 @@ printed to standard output, unless --quiet is given. The standard output of a co
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import subprocess
@@ -28,6 +29,7 @@ from agent.run import lease
 from agent.run.readiness import check_gpu_allocation
 from agent.run.record import HostRun, run_directory
 from schemas import documents
+from schemas.locks import claim_to_json
 from schemas.plans import Plan
 from schemas.stages import GANG, SOAK
 
@@ -128,7 +130,9 @@ class HostRunner:
         run: HostRun | None = None
         try:
             _on_termination(_request_termination)
-            code = self._run_verb("inspect", "--plan=-", stdin=self._plan_text)
+            # The claim names this process, which runs as long as the run does. The process of the verb ends before that.
+            claim = claim_to_json(lease.load_claim(None, self._plan.run_id, self._options.run_dir))
+            code = self._run_verb("inspect", "--plan=-", f"--claim={json.dumps(claim)}", stdin=self._plan_text)
             if code:
                 return code
             run = HostRun(self._options.run_dir, self._options.host)

@@ -152,10 +152,10 @@ def wait(directory: Path, name: str, deadline_s: float) -> str:
             None,
             f"{name} was not started in {directory}: start it with --detach, or give the --run-dir in which it was started",
         )
-    deadline = started_at(directory, name) + deadline_s
+    deadline = time.monotonic() + deadline_s - _age_s(_running_pid(directory, name))
     reasons = []
     while _running_pid(directory, name):
-        if time.time() > deadline:
+        if time.monotonic() > deadline:
             stopped = stop(directory, name)
             reasons = [str(stopped)] if _running_pid(directory, name) else []
             break
@@ -201,6 +201,12 @@ def stop(directory: Path, name: str) -> Stopped:
         if not _running_pid(directory, name):
             return Stopped(name=name, pid=pid, has_ended=True)
     return Stopped(name=name, pid=pid, has_ended=False)
+
+
+def _age_s(pid: int) -> float:
+    """Return the seconds since a process started, even if the time of day was set since then; 0 if it does not run."""
+    ticks = process_start_time(pid)
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(ticks) / os.sysconf("SC_CLK_TCK") if ticks else 0.0
 
 
 def _running_pid(directory: Path, name: str) -> int:

@@ -21,7 +21,17 @@ from typing import Any
 
 from schemas import documents
 from schemas.errors import HeldError
-from schemas.locks import Claim, boot_id, claim, claim_from_json, exclusive, process_start_time, read_line, write_line
+from schemas.locks import (
+    Claim,
+    boot_id,
+    claim,
+    claim_from_json,
+    claim_to_json,
+    exclusive,
+    process_start_time,
+    read_line,
+    write_line,
+)
 from schemas.plans import Plan
 from schemas.times import utc_now
 
@@ -73,10 +83,12 @@ class Lease:
         This is so if `claim` is newer than the claim of this lease, and does not list the run of this lease as running.
 
         Return False if the two claims are from different machines or different directories of runs: a claim lists only runs in
-        its own directory.
+        its own directory. Also return False if this machine sees that the process of the lease's claim is running. A claim that
+        was made without a control node lists no runs.
         """
         same_directory = self.by.is_on(claim.machine, claim.host, claim.boot_id) and self.by.runs == claim.runs
-        return same_directory and self.by.since < claim.since and self.run_id not in claim.running
+        is_newer = self.by.since < claim.since and self.run_id not in claim.running
+        return same_directory and is_newer and self.by.is_running() is not True
 
     def describe(self) -> str:
         """Return the run that holds the host, its operator and its running stage, in words."""
@@ -90,7 +102,9 @@ def state_directory(run_dir: Path) -> Path:
 
 
 def load_claim(text: str | None, run_id: str, run_dir: Path) -> Claim:
-    """Return the claim in `text` (JSON), which the control node made; without text, make a claim for this process and its user.
+    """Return the claim in `text` (JSON), which the control node or `rackproof run-host` made.
+
+    Without text, make a claim for this process and its user.
 
     Raises:
         documents.DocumentError: the text is not a claim.
@@ -273,8 +287,7 @@ def _parse(document: Mapping[str, Any] | None) -> Lease | None:
 
 
 def _write(file: int, lease: Lease) -> None:
-    by = {**vars(lease.by), "running": list(lease.by.running)}
-    write_line(file, {**vars(lease), "by": by})
+    write_line(file, {**vars(lease), "by": claim_to_json(lease.by)})
 
 
 def _age_s(timestamp: str) -> float:

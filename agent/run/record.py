@@ -92,7 +92,7 @@ class HostRun:
         private_directory(directory)
         path = RunDirectory(directory).plan
         if path.exists():
-            existing = documents.read(path, "plan", max_bytes=PLAN_BYTES)
+            existing = _read_own(path, "plan", directory, max_bytes=PLAN_BYTES)
             if (existing["run_id"], existing["nonce"]) != (document["run_id"], document["nonce"]):
                 raise documents.DocumentError(
                     f"{directory} belongs to run {existing['run_id']}, created {existing['created']}: "
@@ -133,7 +133,7 @@ class HostRun:
                 rackproof=VERSION,
                 gang=gang,
             )
-        record = record_from_json(documents.read(path, "record"), source=str(path))
+        record = record_from_json(_read_own(path, "record", self.directory), source=str(path))
         if (record.run_id, record.nonce) != (self.plan.run_id, self.plan.nonce):
             raise documents.DocumentError(f"{path}: a record of run {record.run_id}, not of {self.plan.run_id}")
         return record
@@ -200,6 +200,16 @@ def _move_observations_into_launches(record: Record, repeated: set[str]) -> Iter
         yield launch
 
 
+def _read_own(path: Path, schema: str, directory: Path, *, max_bytes: int = documents.MAX_BYTES) -> documents.Json:
+    """Return a document that this host wrote to its run directory. Raises DocumentError, with the remedy for a damaged file."""
+    try:
+        return documents.read(path, schema, max_bytes=max_bytes)
+    except documents.DocumentError as error:
+        raise documents.DocumentError(
+            f"{error}: to measure this host again, delete {directory} on it, and repeat the command"
+        ) from None
+
+
 def _record_owner(directory: Path, host: str) -> None:
     """Write the host's name to OWNER_FILE, if the file is missing.
 
@@ -210,6 +220,7 @@ def _record_owner(directory: Path, host: str) -> None:
     with tempfile.NamedTemporaryFile("w", dir=directory, prefix=f".{OWNER_FILE}.", encoding="utf-8") as own:
         own.write(host)
         own.flush()
+        os.fsync(own.fileno())  # after a power loss, an empty file would look like the name of another host
         with contextlib.suppress(FileExistsError):
             os.link(own.name, owner)  # atomic, also on a network file system
     if (other := owner.read_text(encoding="utf-8")) != host:

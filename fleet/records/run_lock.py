@@ -17,7 +17,16 @@ from pathlib import Path
 
 from schemas import documents
 from schemas.errors import HeldError
-from schemas.locks import Claim, claim, claim_from_json, exclusive, process_start_time, read_line, write_line
+from schemas.locks import (
+    Claim,
+    claim,
+    claim_from_json,
+    claim_to_json,
+    exclusive,
+    process_start_time,
+    read_line,
+    write_line,
+)
 from schemas.run_directory import EVENTS, JOURNAL, LOCK, RECORDS, RunDirectory
 from schemas.times import utc_now
 
@@ -50,10 +59,10 @@ def acquire(directory: Path, *, take_over: bool = False) -> str:
                 _refuse_active_holder(directory, old, take_over)
                 state = "has exited" if old.is_running() is False else "its lock was taken over"
                 note = f"{old.who()} held the lock of this run since {old.since} and {state}"
-            write_line(file, _json(mine))
+            write_line(file, claim_to_json(mine))
             # Write our lock before listing the other runs: if two runs start together, at least one of them sees the other.
             mine = claim(directory.name, directory.parent, pid, utc_now(), _active_runs(directory))
-            write_line(file, _json(mine))
+            write_line(file, claim_to_json(mine))
             resumed = RunDirectory(directory).plan.exists()
             if resumed:
                 remove_partial_files(directory)
@@ -75,7 +84,7 @@ def unlocked_claim(directory: Path, *, take_over: bool = False) -> dict[str, obj
     pid, owner = playbook() or os.getpid(), holder(directory)
     if owner and owner.pid != pid:
         _refuse_active_holder(directory, owner, take_over)
-    return _json(claim(directory.name, directory.parent, pid, utc_now(), _active_runs(directory)))
+    return claim_to_json(claim(directory.name, directory.parent, pid, utc_now(), _active_runs(directory)))
 
 
 def release(directory: Path, outcome: str) -> None:
@@ -112,10 +121,6 @@ def active_holder(directory: Path) -> Claim | None:
 
 def _parse_claim(document: dict[str, object] | None) -> Claim | None:
     return claim_from_json(document) if document else None
-
-
-def _json(lock_claim: Claim) -> dict[str, object]:
-    return {**vars(lock_claim), "running": list(lock_claim.running)}
 
 
 def _refuse_active_holder(directory: Path, owner: Claim, take_over: bool) -> None:
@@ -162,9 +167,22 @@ def playbook() -> int:
 
 
 def _is_playbook(words: list[str]) -> bool:
-    names = [word.rpartition("/")[2] for word in words[:4]]
-    script = names[1:2] if names[0].startswith("python") else names[:1]
-    return "".join(script).startswith("ansible-playbook") or names[1:] == ["-m", "ansible", "playbook"]
+    """Return whether this is the command line of ansible-playbook.
+
+    Packages may start it with options of Python (Fedora: `python3 -sP`), or as `.ansible-playbook-wrapped` (Nix).
+    """
+    program, *rest = words
+    if not _base_name(program).startswith("python"):
+        return _base_name(program).startswith("ansible-playbook")
+    while rest and rest[0].startswith("-") and rest[0] != "-m":
+        rest = rest[2:] if rest[0] in ("-W", "-X") else rest[1:]
+    if rest[:1] == ["-m"]:
+        return rest[1:3] == ["ansible", "playbook"] or rest[1:2] == ["ansible.cli.playbook"]
+    return bool(rest) and _base_name(rest[0]).lstrip(".").startswith("ansible-playbook")
+
+
+def _base_name(path: str) -> str:
+    return path.rpartition("/")[2]
 
 
 def _command(pid: int) -> list[str]:

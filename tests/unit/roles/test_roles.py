@@ -556,6 +556,74 @@ def run_plays(
     return run_ansible("ansible-playbook", *words, directory=directory, environment=environment)
 
 
+def test_marker_of_an_installation_is_written_last_after_the_installed_files_are_on_the_disk() -> None:
+    tasks = yaml.safe_load((ROOT / "roles/agent/tasks/install.yml").read_text())
+    assert tasks[-2]["ansible.builtin.command"]["argv"] == ["sync", "--file-system", "{{ rackproof_prefix }}"]
+    assert "installed-" in tasks[-1]["ansible.builtin.copy"]["dest"]
+
+
+@pytest.mark.parametrize("tasks", ["agent/tasks/install", "container_toolkit/tasks/apply", "nvidia_driver/tasks/apply"])
+def test_nothing_is_installed_on_a_host_that_another_run_holds(tasks: str, tmp_path: Path) -> None:
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"gpu_hosts": {"hosts": {"h1": LOCAL}}}))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "rackproof").write_text("#!/bin/sh\necho this host is held by run r2 >&2; exit 75\n")
+    (tmp_path / "bin" / "rackproof").chmod(0o755)
+    variables = {
+        "rackproof_prefix": str(tmp_path),
+        "rackproof_state_directory": str(tmp_path / "state"),
+        "rackproof_take_over": False,
+        "_rackproof_claim": {},
+        # The driver and the toolkit could be changed.
+        "_nvidia_driver_table": {"debian12": {}},
+        "_nvidia_driver_host": {"distribution": "debian12", "kernel": "6.1.0-40-amd64", "in_use": []},
+        "_container_toolkit_table": {"debian12": {}},
+        "_container_toolkit_host": {"distribution": "debian12", "containers": 0, "runtime_wanted": True},
+    }
+    include = {"ansible.builtin.include_tasks": str(ROOT / f"roles/{tasks}.yml")}
+    play = {"hosts": "gpu_hosts", "gather_facts": False, "tasks": [include]}
+    done = run_plays(tmp_path, play, options=["-e", json.dumps(variables)])
+    last_task = done.stdout.rpartition("TASK [")[2]
+    assert last_task.startswith("common : Stop the exporter unless another run holds the host]"), (
+        done.stdout + done.stderr
+    )
+    assert "this host is held by run r2" in last_task
+    assert done.returncode == 2
+
+
+PLANNER = """
+rm launches 2>/dev/null && echo '{"launches": [["--number=1"]], "hosts": {"h1": 0, "h2": 0}, "awaited": [], "excluded": {}}' ||
+echo '{"launches": [], "hosts": {}, "awaited": [], "excluded": {}}'
+"""
+"""Stands in for `rackproof gangs`. Plans a launch in the first call only."""
+LAUNCH = """
+mkdir -p "started/$0" && [ "$1" = --wait ] || exit 0
+for _ in $(seq 50); do [ -d started/h1 ] && [ -d started/h2 ] && exit 0; sleep 0.1; done
+echo "the other host did not start"; exit 2
+"""
+"""Stands in for `rackproof launch` on the host `$0`. With --wait, it waits until both hosts have started."""
+
+
+def test_hosts_of_a_launch_wait_for_each_other_even_if_ansible_works_on_one_host_at_a_time(tmp_path: Path) -> None:
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"gpu_hosts": {"hosts": {"h1": LOCAL, "h2": LOCAL}}}))
+    (tmp_path / "launches").touch()
+    (tmp_path / "gangs").mkdir()
+    (tmp_path / "gangs" / "all.json").touch()
+    variables = {
+        "_gang_planner_command": ["sh", "-c", f"cd {tmp_path}; {PLANNER}"],
+        "_gang_launch_command": ["sh", "-c", f"cd {tmp_path}; {LAUNCH}", "{{ inventory_hostname }}"],
+        "_gang_launch_options": read_role_file("gang", "vars/main.yml")["_gang_launch_options"],
+        "_gang_max_launches": 2,
+        "_gang_name": "all",
+        "_rackproof_host_dir": str(tmp_path),
+        "_rackproof_run_dir": str(tmp_path / "run"),
+    }
+    tasks = [{"ansible.builtin.include_tasks": str(ROOT / "roles/gang/tasks/launch.yml")}]
+    play = {"hosts": "gpu_hosts", "gather_facts": False, "tasks": tasks}
+    done = run_plays(tmp_path, play, options=["--forks=1", "-e", json.dumps(variables)])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(path.name for path in (tmp_path / "started").iterdir()) == ["h1", "h2"]
+
+
 # --- schedules of several inventories
 
 

@@ -24,6 +24,7 @@ from agent.cli import emit_record, run_host
 from agent.gang import discovery
 from agent.gang.discovery import PORT_OFFSET, discover_members
 from agent.gang.protocol import MAX_BYTES, Gang
+from agent.run import lease
 from agent.run.record import HostRun
 from rackproof import main as command
 from schemas import documents, frames
@@ -310,7 +311,9 @@ def test_terminated_run_prints_the_record_if_the_inspection_wrote_one(
     text = json.dumps(to_json(plan))
     options = argparse.Namespace(run_dir=tmp_path / "runs" / "r1", host="h1", results=None, detach=False, quiet=False)
 
-    def interrupt(*_: object, **__: object) -> int:
+    def interrupt(_: object, verb: str, __: str, claim: str, **___: object) -> int:
+        pid = lease.load_claim(claim.removeprefix("--claim="), "r1", options.run_dir).pid
+        assert (verb, pid) == ("inspect", os.getpid()), "the claim must name the process that runs as long as the run"
         run = HostRun.begin(options.run_dir, "h1", text)
         if has_record:
             documents.write(run.path(), to_json(builders.records(plan, "h1")[0]))

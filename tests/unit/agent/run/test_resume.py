@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -166,12 +167,12 @@ def test_claim_lists_the_other_runs_that_are_or_may_be_running(
 
 PLAYBOOK = """
 import subprocess, sys, time
-done = subprocess.run(["/bin/sh", "-c", sys.argv[1]])
+done = subprocess.run(["/bin/sh", "-c", sys.argv[-2]])
 print(done.returncode, flush=True)
-time.sleep(float(sys.argv[2]))
+time.sleep(float(sys.argv[-1]))
 """
-"""A fake ansible-playbook. Argument 1: a shell command, which it runs and whose exit code it prints. Argument 2: the seconds for
-which it then sleeps."""
+"""A fake ansible-playbook. Its last two arguments: a shell command, which it runs and whose exit code it prints, and the seconds
+for which it then sleeps."""
 
 
 @pytest.fixture
@@ -214,6 +215,31 @@ def test_second_playbook_of_a_run_is_refused_until_the_first_is_killed(checkout:
     assert f"(process {first.pid}) held the lock of this run since {holder.since} and has exited" in output
     assert output.endswith("\n0\n")
     assert [event["what"] for event in read_journal(checkout / "runs" / "r1")] == ["begun", "resumed"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["ansible-playbook"],
+        ["-sP", "ansible-playbook"],  # Fedora's package
+        ["-X", "utf8", "-I", "ansible-playbook"],
+        [".ansible-playbook-wrapped"],  # the package of Nix
+        ["-s", "-m", "ansible", "playbook"],
+        ["-m", "ansible.cli.playbook"],
+    ],
+)
+def test_playbook_is_recognized_however_python_starts_it(command: list[str], tmp_path: Path) -> None:
+    (tmp_path / "ansible" / "cli").mkdir(parents=True)
+    for package in ("ansible", "ansible/cli"):
+        (tmp_path / package / "__init__.py").touch()
+    for name in ("ansible-playbook", ".ansible-playbook-wrapped", "ansible/__main__.py", "ansible/cli/playbook.py"):
+        (tmp_path / name).write_text(PLAYBOOK)
+    print_pid = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); from fleet.records import run_lock; print(run_lock.playbook())"
+    )
+    words = [sys.executable, *command, shlex.join([sys.executable, "-c", print_pid]), "0"]
+    with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        assert process.communicate()[0].split() == [str(process.pid), "0"]
 
 
 def test_exactly_one_of_several_simultaneous_playbooks_gets_the_run(checkout: Path) -> None:
@@ -289,8 +315,9 @@ def make_plan(run_id: str = "r1") -> Plan:
 
 
 def claim_since(state: Path, run_id: str, since: str, **changes: object) -> Claim:
-    """Return the claim of run `run_id`, made at `since` (HH:MM)."""
-    return replace(make_claim(1, state / "control" / run_id), since=f"2026-11-21T{since}:00.000000Z", **changes)  # type: ignore[arg-type]
+    """Return the claim of run `run_id`, made at `since` (HH:MM) by a process that has ended."""
+    made = {"since": f"2026-11-21T{since}:00.000000Z", "start_time": "another"}
+    return replace(make_claim(1, state / "control" / run_id), **(made | changes))  # type: ignore[arg-type]
 
 
 def acquire(state: Path, run_id: str, since: str = "04:00", *, take_over: bool = False, **changes: object) -> str:
@@ -467,6 +494,17 @@ def test_host_is_not_taken_from_a_run_that_is_or_may_be_running(
         acquire(tmp_path, "r2", since, **changes)
 
 
+def test_host_is_not_taken_while_the_process_of_the_claim_runs(
+    tmp_path: Path, other_process: subprocess.Popen[bytes]
+) -> None:
+    acquire(tmp_path, "r1", pid=other_process.pid, start_time=locks.process_start_time(other_process.pid))
+    with pytest.raises(HeldError):
+        acquire(tmp_path, "r2", "05:00")
+    other_process.kill()
+    other_process.wait()
+    assert "that run is no longer running" in acquire(tmp_path, "r2", "05:00")
+
+
 SUPERVISOR = """
 import sys, time
 from pathlib import Path
@@ -621,6 +659,16 @@ def test_unkillable_process_is_not_reported_as_ended(tmp_path: Path, monkeypatch
     assert background.wait(tmp_path, "benchmark", -1.0) == f"{message}\n"
 
 
+def test_stage_is_not_ended_because_the_clock_was_set(tmp_path: Path) -> None:
+    """By a clock that was set forward, the stage started a day ago."""
+    (tmp_path / "benchmark.log").touch()
+    with subprocess.Popen(["sleep", "0.5"]) as stage:
+        (tmp_path / "benchmark.pid").write_text(f"{stage.pid} {locks.process_start_time(stage.pid)}\n")
+        os.utime(tmp_path / "benchmark.pid", times=(0, time.time() - 86400))
+        background.wait(tmp_path, "benchmark", 60.0)
+    assert stage.returncode == 0
+
+
 def test_stop_succeeds_if_the_process_ends_before_the_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_unkillable_stage(tmp_path, monkeypatch)
 
@@ -722,6 +770,16 @@ def test_resumed_run_keeps_its_first_snapshot(tmp_path: Path) -> None:
     assert (directory / "record.json").read_text() == before
 
 
+@pytest.mark.parametrize("name", ["plan.json", "record.json"])
+def test_damaged_file_on_the_host_is_reported_with_the_remedy(name: str, run: HostRun) -> None:
+    run.append()
+    (run.directory / name).write_text("")
+    with pytest.raises(
+        documents.DocumentError, match=f"{name}: empty, which is not JSON: .* delete {run.directory} on it"
+    ):
+        HostRun.begin(run.directory, "h1", plan_text()).record()
+
+
 def test_simultaneous_additions_to_a_record_are_all_kept(run: HostRun) -> None:
     def add(number: int) -> None:
         snapshot = Snapshot(stage=f"s{number}", phase="before", at=builders.WHEN, duration_s=0.0, metrics=())
@@ -791,6 +849,16 @@ def test_hosts_of_a_run_may_not_share_a_state_directory(tmp_path: Path) -> None:
     )
     HostRun.begin(tmp_path / "r2", "h2", plan)
     assert sorted(path.name for path in (tmp_path / "r1").iterdir()) == ["host", "plan.json"]
+
+
+def test_files_of_a_new_run_are_on_the_disk_before_they_get_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a power loss could leave empty files with these names."""
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
+    HostRun.begin(tmp_path / "r1", "h1", plan_text())
+    assert [path.name for path in (tmp_path / "r1").iterdir() if path.stat().st_ino not in synced] == []
 
 
 def test_only_one_of_many_hosts_gets_a_shared_state_directory(tmp_path: Path) -> None:
