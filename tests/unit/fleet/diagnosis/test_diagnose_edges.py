@@ -501,3 +501,10 @@ def test_order_of_the_verdicts_does_not_change_the_causes() -> None:
         failed("site.figure", "host", host, **SLOW) for host in "abc"
     ]]  # fmt: skip
     assert len(causes_of_each_rotation(verdicts)) == 1
+
+
+def test_host_with_thousands_of_faulty_parts_is_diagnosed() -> None:
+    """If each failure were compared with each faulty part, this test would take minutes."""
+    faults = [failed("optics.rx_los", f"nic=eth{at},lane=1", value=True, limit=False) for at in range(3_000)]
+    effects = [failed("network.carrier", f"nic=eth{at}", value=False, limit=True) for at in range(1_500, 4_500)]
+    assert sorted(len(cause.verdicts) for cause in causes(*faults, *effects)) == [1] * 3_000 + [2] * 1_500
