@@ -106,7 +106,7 @@ def diagnose(
     for item in problems:
         if matches(item.first, OF_PORT):
             item.cable = cable_of(cables, item.host, item.part, [verdict.scope for verdict in item.shown])
-    causes = (_cause(group, positions) for group in _joined(problems))
+    causes = (_cause(group, positions) for group in _joined(problems, gang_of))
     return tuple(sorted(causes, key=lambda cause: _urgency(cause, verdicts[cause.verdicts[0]])))
 
 
@@ -373,12 +373,16 @@ def _other_problems(verdicts: Iterable[Verdict]) -> list[_PartProblem]:
     return list(groups.values())
 
 
-def _joined(problems: Iterable[_PartProblem]) -> list[list[_PartProblem]]:
+def _joined(problems: Iterable[_PartProblem], gang_of: Mapping[str, str]) -> list[list[_PartProblem]]:
     """Group the problems by cause: problems of several hosts may have the same cause."""
     groups: dict[object, list[_PartProblem]] = {}
     for index, item in enumerate(problems):
         content = _shared_content(item)
         figure = () if item.problem and item.problem.is_of_host else (item.first.name, item.first.criterion)
+        if item.problem and Scope.parse(item.part).is_in_fabric:
+            # Its hosts may be judged by different launches of the gang, in which its figures differ. A gang has rails of its own.
+            gang = gang_of.get(item.host) if Scope.parse(item.part).device_kind == "rail" else None
+            figure, content = (), (gang, item.part)
         key = (item.problem, item.first.waiver, *figure, *content) if content else index
         groups.setdefault(key, []).append(item)
     return list(groups.values())
@@ -459,7 +463,7 @@ def _subject(group: Sequence[_PartProblem]) -> str:
     if len(names) == 1:
         return names[0]
     shared = {item.part for item in group}
-    if len(shared) == 1 and Scope.parse(first.part).device_kind in ("rail", "switch"):
+    if len(shared) == 1 and Scope.parse(first.part).is_in_fabric:
         return f"{describe_scope(first.part)} ({len(names)} hosts)"
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     if first.problem and first.problem.is_joint:
