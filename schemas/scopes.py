@@ -59,6 +59,11 @@ class Scope:
         return self.device_kind == "gang"
 
     @property
+    def is_in_fabric(self) -> bool:
+        """Whether the part is a rail or a switch, which several hosts share."""
+        return self.device_kind in ("rail", "switch")
+
+    @property
     def is_one_device(self) -> bool:
         """Whether the scope is a whole GPU, or a whole process of a rehearsal, with an index."""
         return self.device_kind in ("gpu", "cpu") and self.index is not None and not self.below

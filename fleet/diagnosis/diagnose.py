@@ -106,7 +106,7 @@ def diagnose(
     for item in problems:
         if matches(item.first, OF_PORT):
             item.cable = cable_of(cables, item.host, item.part, [verdict.scope for verdict in item.shown])
-    causes = (_cause(group, positions) for group in _joined(problems))
+    causes = (_cause(group, positions) for group in _joined(problems, gang_of))
     return tuple(sorted(causes, key=lambda cause: _urgency(cause, verdicts[cause.verdicts[0]])))
 
 
@@ -125,26 +125,57 @@ def _problems_of_host(verdicts: Sequence[Verdict]) -> tuple[list[_PartProblem], 
     The verdicts must all have the same waiver, or all have no waiver.
     """
     problems: list[_PartProblem] = []
-    remaining = list(verdicts)
+    remaining = dict(enumerate(verdicts))
     for problem in PROBLEMS:
         shown: dict[object, _PartProblem] = {}
-        for verdict in remaining:
+        for index, verdict in list(remaining.items()):
             if problem.is_shown_by(verdict):
                 part = HOST if problem.is_of_host else verdict.part_scope
                 item = shown.setdefault(
                     (part, _distinction(problem, verdict)), _PartProblem(problem=problem, host=verdict.host, part=part)
                 )
                 item.shown.append(verdict)
-        taken = {id(verdict) for item in shown.values() for verdict in item.shown}
-        remaining = [verdict for verdict in remaining if id(verdict) not in taken]
-        for item in sorted(shown.values(), key=lambda item: item.part):
+                del remaining[index]
+        for item in shown.values():
             item.shown.sort(key=lambda verdict: _importance_key(verdict, problem))
-            follows = [verdict for verdict in remaining if _follows(verdict, item)]
-            item.explained += follows
-            ids = set(map(id, follows))
-            remaining = [verdict for verdict in remaining if id(verdict) not in ids]
+        _explain(sorted(shown.values(), key=lambda item: item.part), remaining)
         problems += shown.values()
-    return problems, remaining
+    return problems, list(remaining.values())
+
+
+def _explain(items: Sequence[_PartProblem], remaining: dict[int, Verdict]) -> None:
+    """Move each remaining verdict to the first item that it follows from.
+
+    A record may have thousands of faulty parts, so the function does not compare each verdict with each item. Items of one type
+    explain the same verdicts on other parts. So a verdict that does not follow from an item on another part is compared with
+    later items of this type only if they are on its own part.
+
+    Args:
+        items: problems of one host with the same entry of `PROBLEMS`, sorted by part.
+        remaining: the verdicts that belong to no problem yet.
+    """
+    of_part: dict[str, list[int]] = defaultdict(list)
+    for index, verdict in remaining.items() if items else ():
+        for part in dict.fromkeys(_ends(verdict)):
+            of_part[part].append(index)
+    untried: dict[object, list[int]] = {}
+    tried: set[object] = set()
+    for item in items:
+        type_ = _type_of(item)
+        if (item.part, item.ports, type_) in tried:
+            continue  # it explains the same verdicts as the item before it
+        tried.add((item.part, item.ports, type_))
+        own = of_part[item.part]
+        for index in sorted({*own, *untried.get(type_, remaining)}):
+            if index in remaining and _follows(remaining[index], item):
+                item.explained.append(remaining.pop(index))
+        untried[type_] = own
+
+
+def _type_of(item: _PartProblem) -> tuple[bool, ...]:
+    """Return the properties of a problem by which `_follows` decides whether verdicts on other parts follow from it."""
+    is_gang = Scope.parse(item.part).is_gang
+    return item.first.verdict == FAIL, item.first.kind == VerdictKind.SUSPECT, item.part == HOST, is_gang
 
 
 def _distinction(problem: Problem, verdict: Verdict) -> object:
@@ -342,12 +373,16 @@ def _other_problems(verdicts: Iterable[Verdict]) -> list[_PartProblem]:
     return list(groups.values())
 
 
-def _joined(problems: Iterable[_PartProblem]) -> list[list[_PartProblem]]:
+def _joined(problems: Iterable[_PartProblem], gang_of: Mapping[str, str]) -> list[list[_PartProblem]]:
     """Group the problems by cause: problems of several hosts may have the same cause."""
     groups: dict[object, list[_PartProblem]] = {}
     for index, item in enumerate(problems):
         content = _shared_content(item)
         figure = () if item.problem and item.problem.is_of_host else (item.first.name, item.first.criterion)
+        if item.problem and Scope.parse(item.part).is_in_fabric:
+            # Its hosts may be judged by different launches of the gang, in which its figures differ. A gang has rails of its own.
+            gang = gang_of.get(item.host) if Scope.parse(item.part).device_kind == "rail" else None
+            figure, content = (), (gang, item.part)
         key = (item.problem, item.first.waiver, *figure, *content) if content else index
         groups.setdefault(key, []).append(item)
     return list(groups.values())
@@ -428,7 +463,7 @@ def _subject(group: Sequence[_PartProblem]) -> str:
     if len(names) == 1:
         return names[0]
     shared = {item.part for item in group}
-    if len(shared) == 1 and Scope.parse(first.part).device_kind in ("rail", "switch"):
+    if len(shared) == 1 and Scope.parse(first.part).is_in_fabric:
         return f"{describe_scope(first.part)} ({len(names)} hosts)"
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     if first.problem and first.problem.is_joint:

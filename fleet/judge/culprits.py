@@ -35,8 +35,8 @@ def with_culprits(view: HostView, verdicts: Sequence[Verdict]) -> list[Verdict]:
     - Fewer than half of the GPUs meet the first condition.
     - No two GPUs that meet the first condition pass as a pair. If two pass, the cause is the link between two groups of GPUs.
 
-    A new XID in the kernel log is attributed to a GPU under three conditions: it is the only GPU with new XIDs in the run, it
-    fails a criterion on the number of its XIDs, and no NVSwitch reported a new error (SXID) in the run.
+    A new XID in the kernel log is attributed to a GPU if every GPU with new XIDs in the run fails a criterion on the number of
+    its XIDs, and no NVSwitch reported a new error (SXID) in the run. Of several GPUs, it is the one with the lowest index.
     """
     partners: dict[str, dict[str, dict[str, bool]]] = defaultdict(lambda: defaultdict(dict))
     for verdict in verdicts:
@@ -82,11 +82,10 @@ def _pair_culprits(partners: _Partners) -> dict[str, str]:
 def _xid_culprit(view: HostView, verdicts: Sequence[Verdict]) -> str:
     """Return the GPU that a new XID is attributed to; empty if there is none."""
     risen = _parts_with_rise(view, XIDS)
-    if len(risen) != 1 or _parts_with_rise(view, SXIDS):
+    failed = {item.part_scope for item in verdicts if item.verdict == FAIL and item.name == XIDS}
+    if not risen <= failed & view.serials.keys() or _parts_with_rise(view, SXIDS):
         return ""
-    (gpu,) = risen
-    fails = any(item.verdict == FAIL and item.name == XIDS and item.part_scope == gpu for item in verdicts)
-    return gpu if fails and gpu in view.serials else ""
+    return min(risen, key=lambda gpu: Scope.parse(gpu).index or 0, default="")
 
 
 def _parts_with_rise(view: HostView, name: str) -> set[str]:

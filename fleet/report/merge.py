@@ -38,7 +38,6 @@ from schemas.reports import (
     ALL,
     EXCEPTIONS,
     FAIL,
-    INCONCLUSIVE,
     PASS,
     REJECTED,
     Coverage,
@@ -190,17 +189,26 @@ def _host_reports(
 def _limit_verdicts(exceptions: Sequence[Verdict]) -> list[Verdict]:
     """Return at most MAX_VERDICTS of these verdicts, in their order.
 
-    If there are more, keep at most MAX_VERDICTS_OF_HOST of each host. Failures are kept before inconclusive verdicts.
+    If there are more, keep at most MAX_VERDICTS_OF_HOST of each host. Failures are kept before inconclusive verdicts. Among them,
+    verdicts with few others of the same check on the same host, or on the same part of other hosts, are kept first. So the many
+    verdicts of one fault, such as a slow switch, do not displace the only verdict on another one.
     """
     if len(exceptions) <= MAX_VERDICTS:
         return list(exceptions)
+    earlier: Counter[tuple[str, ...]] = Counter()
+    ranks: list[tuple[bool, int, int]] = []
+    for index, verdict in enumerate(exceptions):
+        check = (verdict.verdict, verdict.criterion, verdict.name)
+        groups = [(*check, "host", verdict.host), (*check, "part", verdict.part_scope)]
+        ranks.append((verdict.verdict != FAIL, max(earlier[group] for group in groups), index))
+        earlier.update(groups)
     counts: Counter[str] = Counter()
     kept: set[int] = set()
-    for kind in (FAIL, INCONCLUSIVE):
-        for index, verdict in enumerate(exceptions):
-            if verdict.verdict == kind and len(kept) < MAX_VERDICTS and counts[verdict.host] < MAX_VERDICTS_OF_HOST:
-                counts[verdict.host] += 1
-                kept.add(index)
+    for *_, index in sorted(ranks):
+        host = exceptions[index].host
+        if len(kept) < MAX_VERDICTS and counts[host] < MAX_VERDICTS_OF_HOST:
+            counts[host] += 1
+            kept.add(index)
     return [verdict for index, verdict in enumerate(exceptions) if index in kept]
 
 

@@ -108,7 +108,7 @@ def render_rows(rows: Sequence[CauseRow], mark: str, width: int | None) -> str:
             table.add_row(row.action, *part, *((row.package.slot, str(row.package.path)) if row.package else ()))
         blocks.append(table)
     else:
-        blocks.append(Text("No part needs to be returned, inspected or reseated."))
+        blocks.append(Text("No part of a host needs to be returned, inspected or reseated."))
     if others:
         table = plain_table("ACTION", "CAUSE")
         for row in others:

@@ -102,8 +102,12 @@ class FailedPart:
 
     @property
     def needs_part_work(self) -> bool:
-        """Return whether a cause without a waiver has an action in PART_ACTIONS."""
-        return any(cause.action in PART_ACTIONS and cause.waiver is None for cause in self.causes)
+        """Return whether a cause without a waiver has an action in PART_ACTIONS, and the part is in the host.
+
+        A rail or a switch is not. Each of its hosts has such a part here.
+        """
+        is_in_host = not Scope.parse(self.scope).is_in_fabric
+        return is_in_host and any(cause.action in PART_ACTIONS and cause.waiver is None for cause in self.causes)
 
 
 def failed_parts(causes: Iterable[Cause], verdicts: Sequence[Verdict]) -> list[FailedPart]:

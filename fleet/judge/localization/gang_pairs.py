@@ -146,8 +146,18 @@ class GangPairs:
         verdicts: Sequence[Verdict],
         collective_slow: bool,
         switches: Mapping[End, str] | None = None,
+        at_slow_ports: Collection[End] = (),
     ) -> None:
-        """`switches`: end -> the switch that its port is connected to, for the ends whose switch is known."""
+        """Find the pairs of the launch.
+
+        Args:
+            attempt: the launch.
+            views: the hosts.
+            verdicts: earlier verdicts, which show the GPUs that failed alone.
+            collective_slow: whether a collective of the gang was too slow.
+            switches: end -> the switch that its port is connected to, for the ends whose switch is known.
+            at_slow_ports: ends whose port is slow without its GPU. If such an end is slow, its GPU is not the suspect.
+        """
         self._scope = f"gang={attempt.gang}"
         self._attempt = attempt
         members = {host: views[host] for host in attempt.launches}
@@ -169,7 +179,9 @@ class GangPairs:
         self._tolerance = REHEARSAL_TOLERANCE if self._only_gross_faults else Tolerance()
         self._pairs = self._measured_pairs()
         self._compared = {quantity: comparable_pairs(self._pairs, quantity) for quantity in UNITS}
-        self._failed_alone = set() if self._only_gross_faults else set(_failed_alone(members, verdicts))
+        self._failed_alone = {*_failed_alone(members, verdicts)} - {*at_slow_ports}
+        if self._only_gross_faults:
+            self._failed_alone.clear()
 
     def _shares_links(self) -> bool:
         """Return whether several pairs may use the same link, because the hosts may be one machine."""

@@ -7,7 +7,7 @@ cable. So a slow port can be distinguished from a slow cable, and a slow switch 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from fleet.judge.host_view import HostView
@@ -17,8 +17,8 @@ from fleet.judge.localization.matrix import NIC, RAIL, SWITCH, End, PairKind, Su
 from fleet.judge.port_coverage import BEST, SHARE, port_of
 from fleet.judge.wiring.links import host_links
 from schemas.records import MEASURED, Observation, Value
-from schemas.reports import FAIL, Verdict
-from schemas.scopes import Scope, pci_address
+from schemas.reports import FAIL, PASS, Verdict
+from schemas.scopes import HOST, Scope, pci_address
 from schemas.stages import GANG
 
 CABLE = "cable"
@@ -90,6 +90,19 @@ class VerbsPairs(GangPairs):
                 if len(of_gpu) == 1:
                     (switches[host, rail],) = of_gpu
         return switches
+
+    def gpus_at_slow_ports(self, verdicts: Iterable[Verdict]) -> set[End]:
+        """Return the ends of pairs of GPUs whose adapter or host is a suspect in `verdicts`, the verdicts on these ports.
+
+        No GPU takes part in the exchange between ports.
+        """
+        slow = {(item.host, item.part_scope) for item in verdicts if item.verdict != PASS}
+        return {
+            (host, rail)
+            for host in {host for host, _ in slow}
+            for rail in range(len(self._members[host].host.scopes))
+            if any((host, part) in slow for part in (HOST, *self.adapters_of_gpu(host, rail)))
+        }
 
     def adapters_of_gpu(self, host: str, rail: int) -> set[str]:
         """Return the scopes of the adapters that the GPU of a rail is likely to use, such as `hca=mlx5_2`.

@@ -43,15 +43,21 @@ def judge_gangs(views: Iterable[HostView], verdicts: Sequence[Verdict]) -> list[
         for attempt, last_hosts in with_last_hosts(attempts):
             collective_slow = has_slow_collective(attempt, last_hosts, verdicts)
             of_ports = VerbsPairs(attempt, members, verdicts)
-            of_nccl = GangPairs(attempt, members, verdicts, collective_slow, of_ports.switches_of_gpus())
-            compared = compare_layers(of_nccl, of_ports)
+            ports = list(of_ports.verdicts())
+            at_slow_ports = of_ports.gpus_at_slow_ports(ports)
+            switches = of_ports.switches_of_gpus()
+            of_nccl = GangPairs(attempt, members, verdicts, collective_slow, switches, at_slow_ports)
+            compared = compare_layers(of_nccl, of_ports, ports)
             gang_verdicts += [verdict for verdict in compared if verdict.host in last_hosts]
     return gang_verdicts
 
 
-def compare_layers(of_nccl: GangPairs, of_ports: VerbsPairs) -> list[Verdict]:
-    """Return the verdicts on the pairs of GPUs and of ports. Those that do not pass also state what the other layer shows."""
-    nccl, ports = list(of_nccl.verdicts()), list(of_ports.verdicts())
+def compare_layers(of_nccl: GangPairs, of_ports: VerbsPairs, ports: Sequence[Verdict]) -> list[Verdict]:
+    """Return the verdicts on the pairs of GPUs and of ports. Those that do not pass also state what the other layer shows.
+
+    `ports`: the verdicts of `of_ports`.
+    """
+    nccl = list(of_nccl.verdicts())
     return [
         *(
             _with_port(_with_note(item, _seen_by_ports(item, ports, of_ports.hosts)), ports, _adapters(item, of_ports))

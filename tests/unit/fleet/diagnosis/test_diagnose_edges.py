@@ -501,3 +501,24 @@ def test_order_of_the_verdicts_does_not_change_the_causes() -> None:
         failed("site.figure", "host", host, **SLOW) for host in "abc"
     ]]  # fmt: skip
     assert len(causes_of_each_rotation(verdicts)) == 1
+
+
+def test_host_with_thousands_of_faulty_parts_is_diagnosed() -> None:
+    """If each failure were compared with each faulty part, this test would take minutes."""
+    faults = [failed("optics.rx_los", f"nic=eth{at},lane=1", value=True, limit=False) for at in range(3_000)]
+    effects = [failed("network.carrier", f"nic=eth{at}", value=False, limit=True) for at in range(1_500, 4_500)]
+    assert sorted(len(cause.verdicts) for cause in causes(*faults, *effects)) == [1] * 3_000 + [2] * 1_500
+
+
+@pytest.mark.parametrize(("part", "hosts"), [("rail=1", [("a", "b"), ("d",)]), ("switch=s1", [("a", "b", "d")])])
+def test_hosts_at_one_rail_or_switch_have_one_cause_although_their_figures_differ(
+    part: str, hosts: list[tuple[str, ...]]
+) -> None:
+    """Host b was judged by another launch, with other figures. Host d is in another gang, which has a rail 1 of its own."""
+    figures = {"a": ("verbs.bandwidth", 7.0), "b": ("pairs.bandwidth", 6.0), "d": ("verbs.bandwidth", 7.0)}
+    verdicts = [
+        failed(name, "hca=m1,port=1", host, part=part, kind=VerdictKind.SUSPECT, **{**SLOW, "value": value})
+        for host, (name, value) in figures.items()
+    ]
+    result = diagnose(verdicts, {**GANGS, "r2": ("d",)})
+    assert sorted(tuple(sorted(cause.hosts)) for cause in result) == hosts

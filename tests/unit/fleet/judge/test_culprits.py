@@ -187,6 +187,7 @@ def xid_count_verdict(scope: str) -> Verdict:
         ({"gpu=1,xid=31": 4}, {"gpu=1,xid=31": 4, "gpu=3,xid=79": 1}, "gpu=3"),  # XID 31 was logged before the run
         ({"gpu=3,xid=79": 1}, {"gpu=3,xid=79": 1}, ""),  # no XID is new
         ({}, {"gpu=3,xid=79": 1, "gpu=1,xid=31": 1}, ""),  # either GPU may be the cause
+        ({}, {"gpu=7,xid=79": 1, "gpu=3,xid=79": 1}, "gpu=3"),  # both GPUs fail: the host is not the cause
         ({}, {"gpu=3,xid=79": 1, "gpu=1,xid=31": "x"}, "gpu=3"),  # a count that is not a number is ignored
         ({}, {"gpu=1,xid=31": 1}, ""),  # no GPU has a failed XID criterion
         ({}, {"gpu=9,xid=79": 1}, ""),  # the host has no such GPU

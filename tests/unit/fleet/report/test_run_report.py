@@ -23,7 +23,7 @@ from schemas import documents, quick
 from schemas.errors import RunError
 from schemas.plans import GPU, LINK, BenchmarkChoice, BudgetSelection, Part, Plan
 from schemas.records import Metric, Observation, Record, to_json
-from schemas.reports import ALL, EXCEPTIONS, FAIL, PASS, FleetReport
+from schemas.reports import ALL, EXCEPTIONS, FAIL, PASS, FleetReport, Verdict
 from schemas.waivers import Waiver
 from tests import builders, fleets
 
@@ -351,3 +351,27 @@ def test_page_of_one_host_has_the_verdicts_and_figures_that_the_report_omits(tmp
             str(item) for item in full.verdicts if item.host == name
         )
         assert host_report.hosts == tuple(host for host in full.hosts if host.name == name)
+
+
+@pytest.mark.parametrize("place", ["the first host", "the last host"])
+@pytest.mark.parametrize("kind", ["many hosts", "one host"])
+def test_many_verdicts_on_one_fault_do_not_displace_the_verdict_on_another(
+    kind: str, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The many verdicts are on figures of a gang on each of its hosts, or on the parts of one host."""
+    monkeypatch.setattr(merge_module, "MAX_VERDICTS", 40)
+    monkeypatch.setattr(merge_module, "MAX_VERDICTS_OF_HOST", 10)
+
+    def failed(host: str, name: str, scope: str) -> Verdict:
+        return Verdict(host=host, name=name, scope=scope, verdict=FAIL, criterion="x", reason="x")
+
+    if kind == "many hosts":
+        many = [failed(f"h{host}", f"collective.{op}", "gang=r1") for host in range(30) for op in ("a", "b", "c")]
+    else:
+        many = [failed("h0", "network.carrier", f"nic=eth{at}") for at in range(90)]
+    other = failed("h0" if kind == "one host" else f"h{29 * (place == 'the last host')}", "xid.count", "gpu=1")
+    all_verdicts = [*many, other] if place == "the last host" else [other, *many]
+    listed = merge_module._limit_verdicts(all_verdicts)
+    assert other in listed
+    assert len(listed) == (10 if kind == "one host" else 40)
+    assert listed == [verdict for verdict in all_verdicts if verdict in listed], "the order is kept"

@@ -317,7 +317,7 @@ def test_accepted_run_has_no_package_and_unreported_run_is_an_error(
     assert f"rackproof report {tmp_path / 'r1'}" in capsys.readouterr().err
     main(["report", str(tmp_path / "r1")])
     assert main(["rma", str(tmp_path / "r1")]) == 0
-    assert "No part needs to be returned, inspected or reseated." in capsys.readouterr().out
+    assert "No part of a host needs to be returned, inspected or reseated." in capsys.readouterr().out
     assert not (tmp_path / "r1" / "rma").exists()
 
 
@@ -402,19 +402,23 @@ def failed(scope: str, action: str = "rma", host: str = "h1") -> Verdict:
     return Verdict(host=host, scope=scope, name=f"x.{scope}", verdict="fail", criterion="c", reason="r", action=action)
 
 
-def test_failed_parts_do_not_include_gangs() -> None:
+def test_failed_parts_do_not_include_gangs_and_a_rail_or_switch_needs_no_work_on_a_host() -> None:
     verdicts = [
         failed("gpu=1,link=3", "monitor"),
         failed("gpu=1"),
         failed("gang=r1"),
         failed("mc=0,dimm=2"),
         failed("host", "reboot"),
+        failed("rail=1", "inspect_hardware"),
+        failed("switch=s1", "inspect_hardware"),
     ]
     located = failed_parts(diagnose(verdicts, {}), verdicts)
     assert sorted((part.scope, part.action, part.needs_part_work, len(part.findings)) for part in located) == [
         ("gpu=1", "rma", True, 2),
         ("host", "reboot", False, 1),
         ("mc=0,dimm=2", "rma", True, 1),
+        ("rail=1", "inspect_hardware", False, 1),
+        ("switch=s1", "inspect_hardware", False, 1),
     ]
 
 

@@ -106,6 +106,33 @@ def test_slow_port_is_named_by_host_and_port_and_explains_the_pairs_of_gpus() ->
     assert gpu.part_scope == "hca=mlx5_1", "both verdicts on the fault must name the same part"
 
 
+@pytest.mark.parametrize(
+    ("rails", "ports", "part"),
+    [
+        pytest.param(2, {("h2", 1): 0.5}, "hca=mlx5_1", id="its port is slow"),
+        pytest.param(1, {("h2", 0): 0.5}, "host", id="its port is slow, and the host has no other"),
+        pytest.param(2, {}, "gpu=1", id="its port is normal"),
+        pytest.param(2, {("h2", 0): 0.5}, "gpu=1", id="the port of another GPU is slow"),
+    ],
+)
+def test_gpu_with_another_failure_is_suspected_only_if_its_port_is_normal(
+    rails: int, ports: dict[tuple[str, int], float], part: str
+) -> None:
+    nccl = Fleet(4, rails, nics={("h2", rails - 1): 0.5})
+    alone = Verdict(
+        host="h2",
+        scope=f"gpu={rails - 1}",
+        name="gpu.vbios_version",
+        verdict="fail",
+        criterion="uniform-vbios",
+        reason="differs",
+        action="configure",
+    )
+    verdicts = judge_gangs(with_ports(plan_of(nccl), nccl, Fleet(4, rails, nics=ports).pairs()), [alone])
+    (gpu,) = (item for item in of_layer(verdicts, "pairs") if item.verdict != "pass")
+    assert gpu.part_scope == part
+
+
 def test_slow_nccl_with_normal_ports_is_not_attributed_to_the_fabric() -> None:
     fleet = Fleet(4, 2, nics={("h2", 1): 0.5})
     verdicts = judge_gangs(with_ports(plan_of(fleet), fleet, Fleet(4, 2).pairs()), [])
