@@ -815,7 +815,14 @@ def test_members_are_read_in_one_request_if_the_service_can_return_them_with_the
 
 
 @pytest.mark.parametrize(
-    "failure", [status(400), status(404), status(500), status(200, b"<html>"), status(200, b" " * 8_100_000)]
+    "failure",
+    [
+        *(status(400), status(404), status(500), status(200, b"<html>"), status(200, b" " * 8_100_000)),
+        status(200, {"error": {"code": "Base.1.18.GeneralError"}}),
+        status(200, {"Members@odata.count": 1, "Members": []}),
+        status(200, {"Members": [{"@odata.id": f"{SYSTEMS}/1"}]}),
+        status(200, {"Members": [{"@odata.id": f"{SYSTEMS}/1", "error": {"code": "Base.1.18.InternalError"}}]}),
+    ],
 )
 def test_members_are_read_one_by_one_if_the_service_fails_to_return_them_with_their_collection(
     certificate: Path, failure: bmc.Answer
@@ -823,7 +830,9 @@ def test_members_are_read_one_by_one_if_the_service_fails_to_return_them_with_th
     resources = bmc.old_schema()
     resources[V1]["ProtocolFeaturesSupported"] = {"ExpandQuery": {"NoLinks": True, "Levels": True}}
     with service(certificate, resources, lambda request: "$expand" in request.path and failure(request)) as served:
-        assert values(read(served.target(certificate)), "system.serial") == {"system=1": "S123456X"}
+        metrics = read(served.target(certificate))
+    assert values(metrics, "system.serial") == {"system=1": "S123456X"}
+    assert values(metrics, "power_supply.fitted") == {"host": 3}
 
 
 def test_more_parts_than_can_be_read_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
