@@ -108,10 +108,9 @@ class RedfishSession:
         """Yield the members of a collection. Raises BmcError if it has more than MAX_MEMBERS members or MAX_PAGES pages."""
         count, pages = 0, 0
         if collection and self._expands and isinstance(path := collection.get("@odata.id"), str) and "?" not in path:
-            collection = self._expanded(path) or collection
+            collection = self._expanded(path, len(members_of(collection))) or collection
         while collection:
-            members = collection.get("Members")
-            for member in members if isinstance(members, list) else ():
+            for member in members_of(collection):
                 count += 1
                 if count > MAX_MEMBERS:
                     raise BmcError(
@@ -126,22 +125,33 @@ class RedfishSession:
                 raise BmcError(f"{clean_text(collection.get('@odata.id'), 120)} has more than {MAX_PAGES} pages")
             collection = following
 
-    def _expanded(self, path: str) -> Resource | None:
-        """Return a collection with its members; None if the service cannot return them together.
+    def _expanded(self, path: str, count: int) -> Resource | None:
+        """Return a collection with its members; None if the service does not return all `count` members whole.
 
         After an error, the members of this and of all later collections are read one by one. Some services refuse the option for
         some collections, need too long, or answer with the error of a single member.
         """
         try:
-            return self.get(f"{path}?$expand=.($levels=1)")
+            collection = self.get(f"{path}?$expand=.($levels=1)") or {}
         except BmcError:
             self._expands = False
             return None
+        members = members_of(collection)
+        is_complete = len(members) >= count or "Members@odata.nextLink" in collection
+        # Each resource has an `Id`. A link does not, nor does an error in place of a member.
+        is_whole = all(isinstance(member, dict) and "Id" in member for member in members)
+        return collection if is_complete and is_whole else None
 
     def _member(self, member: object) -> Resource | None:
         if not isinstance(member, dict):
             return None
         return member if len(member) > 1 else self.get(member.get("@odata.id"))
+
+
+def members_of(page: Resource | None) -> list[object]:
+    """Return the members of one page of a collection, as the service lists them: whole, or as links."""
+    members = (page or {}).get("Members")
+    return members if isinstance(members, list) else []
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 
-from fleet.bmc.client import MAX_PAGES, RedfishSession, Resource
+from fleet.bmc.client import MAX_PAGES, RedfishSession, Resource, members_of
 from fleet.bmc.health import OK, standard
 from fleet.bmc.own_load import is_own_load
 from fleet.bmc.target import BmcError, clean_text
@@ -164,7 +164,7 @@ def _number(entry_id: str) -> int | None:
 
 def _newest_first(session: RedfishSession, first: Resource, total: int) -> Iterator[LogEntry]:
     """Yield the entries of a log, the newest first. Services list entries in either order, and some ignore `$skip`."""
-    members = _members(first)
+    members = members_of(first)
     if not members:
         return
     oldest_first = _is_oldest_first(session, members)
@@ -172,7 +172,7 @@ def _newest_first(session: RedfishSession, first: Resource, total: int) -> Itera
     if not oldest_first:
         page: Resource | None = first
         for _ in range(MAX_PAGES):
-            yield from (entry for item in _members(page) if (entry := _entry(session, item)))
+            yield from (entry for item in members_of(page) if (entry := _entry(session, item)))
             page = session.get((page or {}).get("Members@odata.nextLink"))
             if page is None:
                 return
@@ -196,7 +196,7 @@ def _from_the_end(session: RedfishSession, first: Resource, members: list[object
         step = min(size, skip)
         skip -= step
         page = session.get(f"{first.get('@odata.id')}?$skip={skip}&$top={step}") if skip else first
-        items = _members(page)[:step]
+        items = members_of(page)[:step]
         if skip and (not items or items[0] == members[0]):
             break  # the service ignores $skip
         yield from _reversed(session, items)
@@ -208,18 +208,13 @@ def _from_the_end(session: RedfishSession, first: Resource, members: list[object
         if page is None:
             yield from _reversed(session, last)
             return
-        last = [*last, *_members(page)][-(MAX_READ + 1) :]  # `read_log` reads no more entries than these
+        last = [*last, *members_of(page)][-(MAX_READ + 1) :]  # `read_log` reads no more entries than these
         link = page.get("Members@odata.nextLink")
     raise BmcError(f"the event log has {total} entries and cannot be read from its end: save and clear it")
 
 
 def _reversed(session: RedfishSession, items: list[object]) -> Iterator[LogEntry]:
     yield from (entry for item in reversed(items) if (entry := _entry(session, item)))
-
-
-def _members(page: Resource | None) -> list[object]:
-    members = (page or {}).get("Members")
-    return members if isinstance(members, list) else []
 
 
 def _is_oldest_first(session: RedfishSession, members: list[object]) -> bool:

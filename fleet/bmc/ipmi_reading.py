@@ -88,17 +88,20 @@ def _named_errors() -> Iterator[None]:
 
 
 def _read_sensors(readings: Readings, sensors: Iterable[Any], deadline: float) -> None:
-    """Add the readings of all sensors. A sensor without a value and without states is `unsupported` in this reading.
+    """Add the readings of all sensors. A sensor that is unavailable is `unsupported` in this reading.
 
-    The sensor of a power supply, fan or power unit is then left out: its bay is empty.
+    The sensor of a power supply, fan or power unit is left out if it is unavailable or reports no state: its bay is empty. If
+    another sensor is available and reports neither value nor state, none of the conditions that it monitors exists.
     """
     supplies = 0
     for sensor in sensors:
         _check_time(deadline)
         name, health, part = label(sensor.name), _health(sensor.health), _PARTS.get(str(sensor.type))
         side = side_of(name) if sensor.type == "Temperature" else ""
-        if sensor.unavailable or (sensor.value is None and not sensor.states):
-            for reading in ("sensor.alarm", *([f"{side}.temperature"] if side else [])) if not part else ():
+        if part and (sensor.unavailable or (sensor.value is None and not sensor.states)):
+            continue
+        if sensor.unavailable:
+            for reading in ("sensor.alarm", *([f"{side}.temperature"] if side else [])):
                 readings.lack(f"bmc.{reading}", (name,), NO_VALUE)
             continue
         states = clean_text(", ".join(map(str, sensor.states)))

@@ -43,6 +43,10 @@ _MEANINGS = (
     (r"MR with error=14", "the adapter cannot register this memory: for GPU memory, load nvidia_peermem"),
     (r"MR with error=12", "too little memory may be locked: raise the limit (ulimit -l)"),
     (r"Gid index should be", "the port has no such GID index"),
+    (
+        r"modify QP to INIT",
+        "the adapter refuses the queue pair: NCCL_IB_PKEY, if set, must be the index of a partition key, not the key",
+    ),
     (r"to RTR", "the queue pairs cannot be connected: no route, no LID, or a GID index of another network"),
     (r"Port number \d+ state is", "the port is down"),
     (r"IB device \S+ not found", "the adapter is gone"),

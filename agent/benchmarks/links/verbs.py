@@ -10,8 +10,8 @@ through the process group, so a fabric on which NCCL cannot work is measured too
 
 from __future__ import annotations
 
-import contextlib
 import os
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from agent.benchmarks.links.rdma_ports import RdmaPort, fabric_ports
 from agent.benchmarks.links.verbs_pairs import measure_pairs
 from agent.benchmarks.links.verbs_report import PortReport, planned_tests
 from agent.benchmarks.runtime.host_rank import read_request, wait_for_reporting_rank
+from agent.run.preflight import nccl_files
 from schemas.records import ERROR, SKIPPED, UNSUPPORTED
 from schemas.stages import GANG
 
@@ -55,10 +56,16 @@ def run(context: RankContext, settings: Mapping[str, Any]) -> None:
 
 
 def nccl_pkey_index(environment: Mapping[str, str]) -> int:
-    """Return the index of the partition key that NCCL uses (NCCL_IB_PKEY); 0, NCCL's default, if the value is not an index."""
-    with contextlib.suppress(ValueError):
-        return max(0, int(environment.get("NCCL_IB_PKEY", "0"), 0))
-    return 0
+    """Return the index of the partition key that NCCL uses; 0, NCCL's default, if NCCL_IB_PKEY does not begin with an index.
+
+    NCCL reads the number at the beginning of the value, as strtoll does with base 0. A variable of the environment takes
+    precedence over NCCL's configuration files.
+    """
+    value = {**nccl_files(environment)[0], **environment}.get("NCCL_IB_PKEY", "")
+    number = re.match(r"\s*\+?(?:0x([\da-f]+)|(0[0-7]*)|(\d+))", value, re.ASCII | re.IGNORECASE)
+    if not number:
+        return 0
+    return next(int(digits, base) for digits, base in zip(number.groups(), (16, 8, 10), strict=True) if digits)
 
 
 def _measure_loopback(

@@ -246,6 +246,17 @@ def test_link_of_an_adapter_with_a_pcie_switch_is_the_link_above_the_switch(
     assert changed(tmp_path, fault) == device_readings(links.SWITCH_HCA, **expected)
 
 
+@pytest.mark.parametrize("end", [links.SWITCH_HCA, links.SWITCH_UP])
+def test_errors_of_an_adapter_with_a_pcie_switch_are_unknown_if_one_end_cannot_be_read(
+    tmp_path: Path, end: str
+) -> None:
+    links.add_adapter_with_switch(tmp_path)
+    (links.pci(tmp_path, end) / "aer_dev_fatal").write_text("broken\n")
+    value = readings(tmp_path)["pcie.aer.fatal", f"pci={links.SWITCH_HCA}"]
+    assert isinstance(value, Absent)
+    assert value.status == "error"
+
+
 def test_link_and_setting_readings_of_an_unresponsive_device_are_errors(root: Path) -> None:
     def lost(root: Path) -> None:
         (links.pci(root, GPU) / "current_link_speed").write_text("Unknown\n")

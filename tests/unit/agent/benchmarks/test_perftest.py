@@ -150,6 +150,11 @@ def test_reason_states_that_no_device_may_be_used(stdout: str, stderr: str, mean
     assert meaning in failure_reason(1, stdout, stderr)
 
 
+def test_reason_of_a_refused_queue_pair_names_the_partition_key() -> None:
+    stderr = " Failed to modify QP to INIT, ret=22\nUnable to Connect the HCA's through the link\n"
+    assert "NCCL_IB_PKEY, if set, must be the index" in failure_reason(1, "", stderr)
+
+
 def test_reason_has_the_number_of_an_unknown_status() -> None:
     assert failure_reason(1, "", " Failed status 4: wr_id 0").startswith("the transfer failed with status 4")
 

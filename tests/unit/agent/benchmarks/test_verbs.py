@@ -532,6 +532,9 @@ def test_client_has_the_arguments_of_the_server_and_its_address() -> None:
     [
         ("InfiniBand", {"NCCL_IB_PKEY": "1"}, ["--pkey_index=1"]),
         ("InfiniBand", {"NCCL_IB_PKEY": "0x2"}, ["--pkey_index=2"]),
+        ("InfiniBand", {"NCCL_IB_PKEY": "010"}, ["--pkey_index=8"]),
+        ("InfiniBand", {"NCCL_IB_PKEY": " 3,4"}, ["--pkey_index=3"]),
+        ("InfiniBand", {"NCCL_IB_PKEY": "index 3"}, []),
         ("InfiniBand", {"NCCL_IB_PKEY": "0"}, []),
         ("InfiniBand", {"NCCL_IB_PKEY": "-1"}, []),
         ("InfiniBand", {"NCCL_IB_PKEY": ""}, []),
@@ -547,6 +550,15 @@ def test_infiniband_port_is_measured_with_the_partition_key_of_nccl(
     for figure in ("bandwidth", "latency", "message_rate"):
         arguments = VerbsTest(figure=figure).arguments(port, 20000)
         assert [item for item in arguments if "pkey" in item] == option
+
+
+@pytest.mark.parametrize(("environment", "index"), [({}, 5), ({"NCCL_IB_PKEY": "1"}, 1), ({"NCCL_IB_PKEY": ""}, 0)])
+def test_partition_key_of_nccl_is_that_of_its_configuration_file_if_the_environment_has_none(
+    tmp_path: Path, environment: dict[str, str], index: int
+) -> None:
+    (tmp_path / "nccl.conf").write_text("# partition of the job\nNCCL_IB_PKEY=5\n")
+    configured = {"NCCL_CONF_FILE": str(tmp_path / "nccl.conf"), **environment}
+    assert verbs.nccl_pkey_index(configured) == index
 
 
 def test_partition_key_of_nccl_is_read_from_the_environment_of_the_rank(

@@ -20,6 +20,7 @@ from fleet.bmc import ipmi_reading
 from fleet.bmc.ipmi_reading import _entry
 from fleet.bmc.readings import NAMES, Readings
 from fleet.bmc.target import BmcError
+from schemas.records import Metric
 from tests import ROOT
 from tests.fakes import ipmi
 from tests.fakes.bmc import PASSWORD, USER
@@ -121,17 +122,40 @@ def test_sensor_beyond_its_critical_limit_has_an_alarm_and_unknown_health_gives_
         ("Fan", "FAN3", {}),
     ],
 )
-@pytest.mark.parametrize("unavailable", [0, 1])
-def test_sensor_without_a_value_is_unsupported_unless_it_belongs_to_a_bay_which_is_then_empty(
-    kind: str, name: str, expected: dict[str, str], unavailable: int
+def test_unavailable_sensor_is_unsupported_unless_it_belongs_to_a_bay_which_is_then_empty(
+    kind: str, name: str, expected: dict[str, str]
 ) -> None:
-    """Otherwise a sensor that has a value at one moment and none at another makes the record contradict itself."""
+    """Otherwise a sensor that is available at only one of two moments makes the record contradict itself."""
+    metrics = read_without_value(kind, name, unavailable=1)
+    reason = "unsupported: the BMC currently reports no value for this sensor"
+    absent = {item.name: dict(item.absent) for item in metrics if reason in item.absent.values()}
+    assert absent == {name: {scope: reason} for name, scope in expected.items()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "expected"),
+    [
+        ("Physical Security", "Intrusion", {"bmc.sensor.alarm": {"sensor=Intrusion": "none"}}),
+        ("Critical Interrupt", "PCIe Errors", {"bmc.sensor.alarm": {"sensor=PCIe_Errors": "none"}}),
+        ("Power Supply", "PSU3", {}),
+        ("Fan", "FAN3", {}),
+    ],
+)
+def test_available_sensor_without_states_has_no_alarm_unless_it_belongs_to_a_bay_which_is_then_empty(
+    kind: str, name: str, expected: dict[str, dict[str, str]]
+) -> None:
+    metrics = read_without_value(kind, name, unavailable=0)
+    assert {
+        item.name: dict(item.values) for item in metrics if item.name != "bmc.power_supply.fitted" and item.values
+    } == expected
+
+
+def read_without_value(kind: str, name: str, *, unavailable: int) -> tuple[Metric, ...]:
+    """Return the readings of a BMC that has one sensor, which reports neither a value nor a state."""
     readings = Readings()
     sensor = SimpleNamespace(name=name, type=kind, health=0, states=[], unavailable=unavailable, value=None, units="")
     ipmi_reading._read_sensors(readings, [sensor], float("inf"))
-    reason = "unsupported: the BMC currently reports no value for this sensor"
-    absent = {item.name: dict(item.absent) for item in readings.metrics() if reason in item.absent.values()}
-    assert absent == {name: {scope: reason} for name, scope in expected.items()}
+    return readings.metrics()
 
 
 @pytest.mark.parametrize(

@@ -494,11 +494,7 @@ def test_log_that_has_dropped_the_entry_of_its_mark_is_read_by_time(
     [
         ("1 3 4 4 6", "5 2026-11-04T00:00:04Z", [6]),  # one new entry: that of the mark now has the ID 4
         ("4 4 5 6 6", "5 2026-11-04T00:00:04Z", [6, 6, 5]),
-        (
-            "1 3 3 4 6",
-            "3 2026-11-04T00:00:04Z",
-            [6, 4],
-        ),  # the entry with the ID 4 was written in the second of the mark
+        ("1 3 3 4 6", "3 2026-11-04T00:00:04Z", [6, 4]),  # entry 4 was written in the second of the mark
     ],
 )
 def test_log_whose_ids_are_positions_gives_no_entry_twice(
@@ -516,6 +512,14 @@ def test_log_whose_ids_are_positions_gives_no_entry_twice(
         metrics = read(served.target(certificate), {LOG: mark})
     texts = metrics["bmc.event.message"].values.values()
     assert [int(str(text).rpartition(" ")[2]) for text in texts] == expected
+
+
+def test_entries_of_a_clock_that_was_not_set_are_new_if_the_log_lacks_the_mark(certificate: Path) -> None:
+    """The clock begins at the same time after each start, so an equal time does not show that an entry was read before."""
+    entries = [bmc.entry(number, f"event {number}", Created="1970-01-01T00:00:04Z") for number in (1, 2)]
+    with service(certificate, log_of(entries)) as served:
+        metrics = read(served.target(certificate), {LOG: "5 1970-01-01T00:00:04Z"})
+    assert values(metrics, "log.new_entries") == {LOG: 2}
 
 
 def test_entry_with_a_higher_number_but_an_earlier_time_than_the_mark_is_an_error(certificate: Path) -> None:
@@ -815,7 +819,14 @@ def test_members_are_read_in_one_request_if_the_service_can_return_them_with_the
 
 
 @pytest.mark.parametrize(
-    "failure", [status(400), status(404), status(500), status(200, b"<html>"), status(200, b" " * 8_100_000)]
+    "failure",
+    [
+        *(status(400), status(404), status(500), status(200, b"<html>"), status(200, b" " * 8_100_000)),
+        status(200, {"error": {"code": "Base.1.18.GeneralError"}}),
+        status(200, {"Members@odata.count": 1, "Members": []}),
+        status(200, {"Members": [{"@odata.id": f"{SYSTEMS}/1"}]}),
+        status(200, {"Members": [{"@odata.id": f"{SYSTEMS}/1", "error": {"code": "Base.1.18.InternalError"}}]}),
+    ],
 )
 def test_members_are_read_one_by_one_if_the_service_fails_to_return_them_with_their_collection(
     certificate: Path, failure: bmc.Answer
@@ -823,7 +834,18 @@ def test_members_are_read_one_by_one_if_the_service_fails_to_return_them_with_th
     resources = bmc.old_schema()
     resources[V1]["ProtocolFeaturesSupported"] = {"ExpandQuery": {"NoLinks": True, "Levels": True}}
     with service(certificate, resources, lambda request: "$expand" in request.path and failure(request)) as served:
-        assert values(read(served.target(certificate)), "system.serial") == {"system=1": "S123456X"}
+        metrics = read(served.target(certificate))
+    assert values(metrics, "system.serial") == {"system=1": "S123456X"}
+    assert values(metrics, "power_supply.fitted") == {"host": 3}
+
+
+def test_a_service_that_refuses_members_with_their_collection_is_asked_for_them_only_once(certificate: Path) -> None:
+    """Each further request might take as long as the time limit of a request."""
+    resources = bmc.old_schema()
+    resources[V1]["ProtocolFeaturesSupported"] = {"ExpandQuery": {"NoLinks": True, "Levels": True}}
+    with service(certificate, resources, lambda request: "$expand" in request.path and status(500)(request)) as served:
+        read(served.target(certificate))
+        assert sum("$expand" in request for request in served.requests) == 1
 
 
 def test_more_parts_than_can_be_read_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

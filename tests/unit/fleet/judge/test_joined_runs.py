@@ -73,3 +73,9 @@ def test_healthy_machines_of_several_sizes_are_accepted_together(model: str, see
     machines = [host for size, hosts in MACHINES.items() if size.endswith(model) for host in hosts]
     failed = failures(chance.sample(machines, chance.choice((3, 4, 5))))
     assert {item for item in failed if not item[2].startswith(OF_THE_JOIN)} == set()
+
+
+def test_data_loaders_are_compared_only_on_hosts_with_equally_many_gpus() -> None:
+    """Each part has two GPUs, and as many processors as the machine with four GPUs."""
+    failed = failures([*MACHINES["parts of four H200"], ("h200x4-standard", "h200x4")])
+    assert [item for item in failed if item[2].startswith("dataloader")] == []
