@@ -47,9 +47,8 @@ def _stop(options: argparse.Namespace) -> int:
     claim = lease.load_claim(options.claim, run_id, options.directory) if options.claim else None
     other = lease.held_by_other(state, run_id, by=claim)
     if other and not options.take_over:
-        return fail(
-            f"this host is held by {other.describe()}: wait until that run ends, or set rackproof_take_over", lease.HELD
-        )
+        remedy = "wait until that run ends, or use --take-over (rackproof_take_over in Ansible)"
+        return fail(f"this host is held by {other.describe()}: {remedy}", lease.HELD)
     messages, stopped = [], []
     end = (options.end and bool(run_id)) or options.take_over
     if run_id or options.take_over:

@@ -96,14 +96,15 @@ def without_placement(environment: Mapping[str, str]) -> dict[str, str]:
 
 DENIED = (
     "this session may not use /dev/nvidia*, because a device cgroup of Slurm or systemd, or the mode of the files, denies it; "
-    "start this command outside of the job or service, or allow it the devices"
+    "start this command outside of the job or service, or allow the devices"
 )
 
 
 def count_device_nodes(root: Path) -> int:
     """Return the number of device nodes of NVIDIA GPUs that this process may use.
 
-    A container has device nodes only for its own GPUs. A device cgroup may deny the use of others (`denied_device_nodes`).
+    In a container, only the nodes of its own GPUs exist. Elsewhere, the nodes of all GPUs exist, but a device cgroup may deny
+    their use (`denied_device_nodes`).
     """
     return len(device_nodes(root)) - len(denied_device_nodes(root))
 

@@ -83,8 +83,9 @@ def benchmarks_since(work: Path, ranks: Iterable[int], since: float) -> set[str]
 def read_rank_end(work: Path, rank: int, local_rank: int, last_state: RankState) -> Rank:
     """Return how a rank ended, from its state file.
 
-    If the file cannot be read, the phase comes from `last_state`, the last state that the supervisor observed. If the file has
-    no exit code, the exit code comes from `last_state` too, but is None if the launcher or a termination signal ended the rank.
+    If the file cannot be read, phase and exit code come from `last_state`, the last state that the supervisor observed. If the
+    file lacks only the exit code, `last_state` gives it. An exit code from `last_state` becomes None if the launcher or a
+    termination signal ended the rank.
     """
     try:
         state = _read_state(work, rank)

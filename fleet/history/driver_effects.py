@@ -2,15 +2,15 @@
 
 Other conditions, such as air temperature, benchmark version or power limit, are often the same for all hosts of a run. Therefore
 all runs of a week under one driver count as one value, however many hosts they have. The scatter of these values decides
-whether a change is significant. Only the runs within WINDOW_DAYS of the first run of a host under the new driver count: over that
-time, a season is nearly a straight line. A linear trend is fitted together with the step, so that neither a season nor a slow
-drift is attributed to the driver:
+whether a change is significant. The model uses only the runs of a host at most WINDOW_DAYS before or after its first run under
+the new driver: over that time, a season is nearly a straight line. A linear trend is fitted together with the step, so that
+neither a season nor a slow drift is attributed to the driver:
 
     y = a + b * week + c * (1 under the new driver, else 0)
 
 y is the median of all measurements of a week under one driver. Each measurement counts as its logarithm minus the level of its
-host. This level is halfway between the host's mean logarithm under the old driver and its mean logarithm under the new driver, in
-the same runs. The model requires three weeks under each driver. With fewer, the finding is `confounded with the date`.
+host. This level is halfway between the host's mean logarithm under the old driver and its mean logarithm under the new driver.
+The model requires three weeks under each driver. With fewer, the finding is `confounded with the date`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ MIN_HOSTS = 5
 MIN_WEEKS = 3
 """The model above requires at least this many weeks with runs under each driver."""
 WINDOW_DAYS = 98
-"""14 weeks: three monthly runs before the change. A season whose highest and lowest value differ by 3 % can look like a step of
-0.5 % (MIN_EFFECT) at most. With the runs of a whole year, it could look like a step as large as the season."""
+"""14 weeks: long enough for MIN_WEEKS under each driver if a host is measured once a month. A season whose highest and lowest
+value differ by 3 % can look like a step of 0.5 % (MIN_EFFECT) at most. With the runs of a whole year, it could look like a step
+as large as the season."""
 CLEAR, CONFOUNDED = "changed with the driver", "confounded with the date"
 _FIGURE = "name, settings, stage, within, model, unit"
 Value = tuple[float, bool, float]
@@ -62,9 +63,9 @@ class DriverEffect:
     """Half the width of the 95 % confidence interval of `change`; None if `finding` is CONFOUNDED."""
     hosts: int
     weeks_old: int
-    """Number of weeks with runs under the old driver that count, on hosts that had both drivers."""
+    """Number of weeks that have runs under the old driver, of those that the model uses, on hosts that had both drivers."""
     weeks_new: int
-    """Number of weeks with runs under the new driver that count, on the same hosts."""
+    """The same number for the new driver."""
     meaning: str
     """`worse`, `better`, or `unknown` if the better direction is not known."""
     finding: str

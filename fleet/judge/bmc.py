@@ -28,8 +28,8 @@ SOURCE = "a host and its BMC are one machine: the serials that both report are t
 SERIALS = (GPU_SERIAL, "bmc.system.serial", "bmc.chassis.serial")
 NAMES = frozenset(name for name in READINGS if name.startswith(BMC))
 MAX_LISTED_EVENTS = 200
-"""A snapshot lists at most this many new entries of an event log, and none whose severity is OK. If there are more, the value of
-`bmc.log.new_entries` is this number plus one (`fleet/bmc/event_log.py`)."""
+"""A snapshot lists at most this many new entries of an event log. Entries whose severity is OK are neither listed nor counted. If
+there are more entries, the value of `bmc.log.new_entries` is this number plus one (`fleet/bmc/event_log.py`)."""
 _FOLLOWS = {
     "bmc.power_redundancy.health": ("bmc.power_supply.health",),
     "bmc.fan_redundancy.health": ("bmc.fan.health",),
@@ -57,7 +57,7 @@ def judge_bmc(view: HostView) -> Iterator[Verdict]:
 
 
 def with_bmc_event(view: HostView, verdict: Verdict) -> Verdict:
-    """Return the verdict. If an entry of an event log fails, add time and text of the entry to the verdict."""
+    """Return the verdict. If an entry of an event log fails, add the reading of its text, which begins with its time."""
     if verdict.name != SEVERITY or verdict.verdict != FAIL:
         return verdict
     texts = [str(metric.values[verdict.scope]) for metric in _metrics(view, MESSAGE) if verdict.scope in metric.values]
@@ -216,7 +216,7 @@ def _compare_serials(view: HostView) -> Iterator[Verdict]:
     BMC may number the GPUs in another order, so each serial of a GPU is compared with all GPU serials that the BMC reports.
 
     A serial fails if the host reports it and the BMC does not. There are two exceptions, which get no verdict. For a GPU: the BMC
-    reports fewer serials of that form than the host has. For the host: the BMC reports no system serial of that form. (A
+    reports fewer serials of the same form than the host has. For the host: the BMC reports no system serial of the same form. (A
     chassis serial can make the host pass but not fail, because it can differ from the system serial.)
     """
     gpus = [(f"gpu={gpu.index}", gpu.serial) for gpu in view.gpus]

@@ -19,7 +19,7 @@ from schemas.scopes import Scope
 COUNT, FATAL, LAST_SEEN = "xid.count", "xid.fatal", "xid.last_seen"
 DEAD_LINK, FOLLOWING = "149", "145"
 FOLLOWS_HOST, FOLLOWS_PART = "follows_host", "follows_part"
-"""Names of two parameters of a failure that another part caused: the host of that part, and its scope."""
+"""If another part caused a failure, these parameters of the verdict name that part: its host and its scope."""
 
 Part = tuple[str, str]
 """Host and scope of a GPU."""

@@ -52,8 +52,8 @@ _KIND_NAMES = {NIC: "NIC", GPU: "GPU"}
 UNITS = {BANDWIDTH: "B/s", LATENCY: "s"}
 SOURCE = "Rackproof policy: equal hosts on one fabric reach the same speed with each other (docs/localisation.md)"
 REHEARSAL_TOLERANCE = Tolerance(bandwidth=0.75, latency=0.9, sigmas=2)
-"""Limits of a rehearsal (a run on CPUs): a quarter of the typical bandwidth, ten times the typical latency. Most noise on CPUs
-stays within them.
+"""Tolerances of a rehearsal (a run on CPUs): a quarter (1 - 0.75) of the typical bandwidth and ten times (1 / (1 - 0.9)) the
+typical latency still pass. Most noise on CPUs stays within these limits.
 
 `sigmas` is 2, not 6: with 6, the noise of five processes on a busy machine hid a host that was a hundred times too slow."""
 REHEARSAL_MIN_CONFIDENCE = 0.8
@@ -362,7 +362,7 @@ class GangPairs:
         return suspect.kind not in (RAIL, SWITCH, FABRIC) or self._collective_slow
 
     def _passes(self, host: str) -> Iterator[Verdict]:
-        """Yield a pass for each quantity measured on a host without a suspect, even if the value misses the limit."""
+        """Yield a pass for each quantity of a host that is no suspect. A single slow pair of it may miss the limit."""
         for quantity, unit in UNITS.items():
             measured = [
                 (pair, value) for pair in self._compared[quantity] if (value := _value(pair, quantity)) is not None
@@ -443,7 +443,10 @@ def _is_gross_fault(suspect: Suspect) -> bool:
 
 
 def _failed_alone(members: Mapping[str, HostView], verdicts: Iterable[Verdict]) -> Iterator[End]:
-    """Yield the ends whose GPU fails a check that requires an action. Checks of measurements between hosts do not count."""
+    """Yield the ends whose GPU is at fault by a check of the host alone.
+
+    Checks of measurements between hosts do not count, nor failures that a wrong inventory explains.
+    """
     for verdict in verdicts:
         view = members.get(verdict.host)
         scope = verdict.part_scope

@@ -123,8 +123,8 @@ def test_stated_fault_is_found_and_false_alarms_are_not_more_frequent_than_state
 ) -> None:
     """The limit is 1. The mean of healthy values is 1.05 for a floor (`ge`) and 0.95 for a ceiling (`le`).
 
-    The standard deviation is 0.01 between parts, and 0.005 between the runs of a part. Of many parts that have exactly the stated
-    fault, 1 % must pass.
+    The standard deviation is 0.01 between parts, and 0.005 between the runs of a part. The fault is
+    stated so that 99 % of many parts with exactly this fault fail.
     """
     draw = random.Random(parts)  # noqa: S311 - not used for security
     sign = 1 if operator == "ge" else -1
@@ -281,7 +281,7 @@ def test_criterion_on_a_count_or_version_has_a_logic_group_even_without_values(o
 
 
 def test_benchmark_that_ran_only_with_other_settings_is_unmeasured(healthy: list[Detection]) -> None:
-    """`profiles`: profile -> its possible settings. A run with one of these settings measures the benchmark for the profile."""
+    """A profile may run a benchmark with one of several settings. `profiles` maps the profile to them."""
     key = GateKey(
         model="m",
         stage="benchmark",
