@@ -464,7 +464,7 @@ def _subject(group: Sequence[_PartProblem]) -> str:
         return names[0]
     shared = {item.part for item in group}
     if len(shared) == 1 and Scope.parse(first.part).is_in_fabric:
-        return f"{describe_scope(first.part)} ({len(names)} hosts)"
+        return f"{describe_scope(first.part)} ({len({item.host for item in group})} hosts)"
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     if first.problem and first.problem.is_joint:
         return f"{', '.join(sorted(names)[:_MAX_NAMES])}{more}" if more else " and ".join(sorted(names))

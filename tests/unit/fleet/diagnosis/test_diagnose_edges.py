@@ -522,3 +522,20 @@ def test_hosts_at_one_rail_or_switch_have_one_cause_although_their_figures_diffe
     ]
     result = diagnose(verdicts, {**GANGS, "r2": ("d",)})
     assert sorted(tuple(sorted(cause.hosts)) for cause in result) == hosts
+
+
+def test_title_of_slow_paths_on_one_rail_has_the_number_of_hosts() -> None:
+    verdicts = [
+        failed(
+            "pairs.bandwidth",
+            "gang=r1",
+            host,
+            part="rail=1",
+            kind=VerdictKind.SUSPECT,
+            params={LINK_PARAM: path},
+            **SLOW,
+        )
+        for host, path in (("a", "a - b"), ("b", "a - b"), ("c", "c - d"), ("d", "c - d"))
+    ]
+    (cause,) = diagnose(verdicts, {"r1": tuple("abcd")})
+    assert cause.title.startswith("rail 1 (4 hosts) is slow")
