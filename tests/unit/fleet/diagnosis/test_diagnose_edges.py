@@ -511,7 +511,7 @@ def test_host_with_thousands_of_faulty_parts_is_diagnosed() -> None:
 
 
 def test_gang_with_thousands_of_faulty_parts_is_diagnosed() -> None:
-    """If each verdict were compared with the faulty parts of all hosts, this test would take minutes.
+    """If each verdict were compared with the faulty parts of all hosts, this test would take half a minute.
 
     Each host has four ports without light. The last host also has ports that could be measured only with the first host, and
     figures that follow from no fault.
