@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
 from types import MappingProxyType
 
 from fleet.diagnosis import words
@@ -29,6 +30,7 @@ from schemas.reports import (
 )
 from schemas.scopes import HOST, Scope
 from schemas.stages import GANG
+from schemas.waivers import Waiver
 
 NOT_VERIFIED = "not-verified"
 """Problem id of a cause whose verdicts are all inconclusive, and match no entry of `PROBLEMS` or `WITHOUT_COMPARISON`."""
@@ -46,6 +48,7 @@ _SHARED_KINDS = (
     *WITHOUT_COMPARISON,
 )
 """Kinds of verdicts that may have the same cause on several hosts."""
+_GangType = tuple[int, Waiver | None, bool, bool]
 
 
 @dataclass(kw_only=True)
@@ -287,17 +290,22 @@ def _without_effects_in_gang(problems: Sequence[_PartProblem], gang_of: Mapping[
     Every host of a gang has a verdict on each figure of the gang. All these verdicts are added to the problem that explains
     them. As within a host, a problem explains only problems that come after it in PROBLEMS.
     """
-    of_gang: dict[str | None, list[tuple[int, str, str, _PartProblem]]] = defaultdict(list)
-    for item in problems:
-        if item.problem and item.problem.explains_host and item.host in gang_of and not Scope.parse(item.part).is_gang:
-            of_gang[gang_of[item.host]].append((PROBLEMS.index(item.problem), item.host, item.part, item))
+    candidates = [
+        item
+        for item in problems
+        if item.problem and item.problem.explains_host and item.host in gang_of and not Scope.parse(item.part).is_gang
+    ]
+    of_gang: dict[str, list[tuple[int, _PartProblem]]] = defaultdict(list)
+    for (gang, (rank, *_), host, part), items in _first_of_type(candidates, gang_of).items():
+        if host is None and part is None:
+            of_gang[gang] += [(rank, item) for item in items]
     for causes in of_gang.values():
-        causes.sort(key=lambda cause: cause[:3])
+        causes.sort(key=lambda cause: (cause[0], cause[1].host, cause[1].part))
     remaining = []
     for item in problems:
         verdicts = [*item.shown, *item.explained]
         may_follow = item.problem and not item.problem.kinds and Scope.parse(item.part).is_gang
-        for rank, _, _, cause in of_gang.get(gang_of.get(item.host), ()) if may_follow else ():
+        for rank, cause in of_gang.get(gang_of.get(item.host, ""), ()) if may_follow else ():
             if rank < PROBLEMS.index(item.problem) and all(_follows_in_gang(verdict, cause) for verdict in verdicts):
                 cause.explained += verdicts
                 break
@@ -313,14 +321,21 @@ def _explain_by_gang(
 
     Return the verdicts that no such problem explains.
     """
-    of_gang: dict[str | None, list[_PartProblem]] = defaultdict(list)
-    for item in problems:
-        if item.problem and (item.problem.stops or item.problem.explains_host) and item.host in gang_of:
-            of_gang[gang_of[item.host]].append(item)
+    candidates = [
+        item
+        for item in problems
+        if item.problem and (item.problem.stops or item.problem.explains_host) and item.host in gang_of
+    ]
+    first = _first_of_type(candidates, gang_of)
+    types: dict[str, dict[_GangType, None]] = defaultdict(dict)
+    for gang, type_, *_ in first:
+        types[gang][type_] = None
     rest = []
     for verdict in verdicts:
-        causes = [item for item in of_gang.get(gang_of.get(verdict.host), ()) if _follows_in_gang(verdict, item)]
-        partner = Scope.parse(verdict.scope).get("partner")
+        gang, partner = gang_of.get(verdict.host, ""), Scope.parse(verdict.scope).get("partner")
+        hosts = (None, *{partner: None, str(verdict.params.get(PARTNER_PARAM, "")): None})
+        keys = product([gang], types.get(gang, ()), hosts, (None, verdict.part_scope))
+        causes = [item for key in keys for item in first.get(key, ()) if _follows_in_gang(verdict, item)]
         if causes:
             # PARTNER_PARAM names the only host with which the port of this verdict could be measured. The cause may be the port
             # of the same rail on that host. Hosts of the same build name the adapters of a rail alike, so a problem of the part
@@ -333,6 +348,7 @@ def _explain_by_gang(
                     PROBLEMS.index(item.problem),  # causes come before effects
                     item.host,
                     item.part,
+                    item.first.verdict != FAIL,
                 )
                 for item in causes
             ]
@@ -340,6 +356,30 @@ def _explain_by_gang(
         else:
             rest.append(verdict)
     return rest
+
+
+def _first_of_type(
+    candidates: Iterable[_PartProblem], gang_of: Mapping[str, str]
+) -> dict[tuple[str, _GangType, str | None, str | None], list[_PartProblem]]:
+    """Return gang, type of problem, host and part -> the first problem by host and part, and the first one on another host.
+
+    The host None is any host, and the part None is any part. A gang may have thousands of faulty parts, so a verdict is not
+    compared with each problem. Two problems suffice: those of one type explain the same verdicts of other hosts, and at least one
+    of the two is on another host than the verdict.
+    """
+    first: dict[tuple[str, _GangType, str | None, str | None], list[_PartProblem]] = defaultdict(list)
+    for item in sorted(candidates, key=lambda item: (item.host, item.part)):
+        for key in product([gang_of[item.host]], [_gang_type(item)], (None, item.host), (None, item.part)):
+            if len(first[key]) < 2 and all(other.host != item.host for other in first[key]):
+                first[key].append(item)
+    return first
+
+
+def _gang_type(item: _PartProblem) -> _GangType:
+    """Return the properties of a problem, besides its host, by which `_follows_in_gang` decides what follows from it."""
+    is_of_port = Scope.parse(item.part).device_kind in ("hca", "nic")
+    rank = PROBLEMS.index(item.problem) if item.problem else len(PROBLEMS)
+    return rank, item.first.waiver, item.first.verdict == FAIL, is_of_port
 
 
 def _follows_in_gang(verdict: Verdict, item: _PartProblem) -> bool:
@@ -464,7 +504,7 @@ def _subject(group: Sequence[_PartProblem]) -> str:
         return names[0]
     shared = {item.part for item in group}
     if len(shared) == 1 and Scope.parse(first.part).is_in_fabric:
-        return f"{describe_scope(first.part)} ({len(names)} hosts)"
+        return f"{describe_scope(first.part)} ({len({item.host for item in group})} hosts)"
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     if first.problem and first.problem.is_joint:
         return f"{', '.join(sorted(names)[:_MAX_NAMES])}{more}" if more else " and ".join(sorted(names))

@@ -16,9 +16,11 @@ from schemas.records import MEASURED
 from schemas.reports import FAIL, PASS, Verdict
 from schemas.scopes import Scope
 
-XID, XIDS, SXIDS = "xid.last_seen", "xid.count", "sxid.count"
+XID, XIDS, FATAL_XIDS, SXIDS = "xid.last_seen", "xid.count", "xid.fatal", "sxid.count"
 AFTERMATH = "45"
 """XID that follows the end of a process. After the fault of one GPU, all GPUs of the launch report it."""
+FOLLOWING = "145"
+"""XID that the other GPUs of an NVLink domain report if a link of one GPU is dead."""
 MIN_FAILED_PARTNERS = 3
 """A GPU that fails with only two others may be healthy: on a small host, its links to these two may be the cause."""
 _PAIR = re.compile(r"(gpu=\d+),peer=(\d+)")
@@ -36,7 +38,8 @@ def with_culprits(view: HostView, verdicts: Sequence[Verdict]) -> list[Verdict]:
     - No two GPUs that meet the first condition pass as a pair. If two pass, the cause is the link between two groups of GPUs.
 
     A new XID in the kernel log is attributed to a GPU if every GPU with new XIDs in the run fails a criterion on the number of
-    its XIDs, and no NVSwitch reported a new error (SXID) in the run. Of several GPUs, it is the one with the lowest index.
+    its XIDs or of its fatal XIDs, and no NVSwitch reported a new error (SXID) in the run. Of several GPUs, it is the one with the
+    lowest index. A GPU whose only new XID is FOLLOWING is chosen only if the others have no other new XID either.
     """
     partners: dict[str, dict[str, dict[str, bool]]] = defaultdict(lambda: defaultdict(dict))
     for verdict in verdicts:
@@ -81,17 +84,18 @@ def _pair_culprits(partners: _Partners) -> dict[str, str]:
 
 def _xid_culprit(view: HostView, verdicts: Sequence[Verdict]) -> str:
     """Return the GPU that a new XID is attributed to; empty if there is none."""
-    risen = _parts_with_rise(view, XIDS)
-    failed = {item.part_scope for item in verdicts if item.verdict == FAIL and item.name == XIDS}
-    if not risen <= failed & view.serials.keys() or _parts_with_rise(view, SXIDS):
+    new_codes = _new_codes(view, XIDS)
+    failed = {item.part_scope for item in verdicts if item.verdict == FAIL and item.name in (XIDS, FATAL_XIDS)}
+    if not new_codes.keys() <= failed & view.serials.keys() or _new_codes(view, SXIDS):
         return ""
-    return min(risen, key=lambda gpu: Scope.parse(gpu).index or 0, default="")
+    return min(new_codes, key=lambda gpu: (new_codes[gpu] == {FOLLOWING}, Scope.parse(gpu).index or 0), default="")
 
 
-def _parts_with_rise(view: HostView, name: str) -> set[str]:
-    """Return the parts with a counter that is higher at the end than in the first snapshot of the run.
+def _new_codes(view: HostView, name: str) -> dict[str, set[str]]:
+    """Return part -> XIDs whose counter is higher at the end than in the first snapshot of the run, for parts with such XIDs.
 
-    A counter that is missing in the first snapshot was 0 there. Counters of XID 45 (AFTERMATH) are ignored.
+    The XID is empty for another counter than that of XIDs. A counter that is missing in the first snapshot was 0 there. Counters
+    of XID 45 (AFTERMATH) are ignored.
     """
     first: dict[str, float] = {}
     last: dict[str, float] = {}
@@ -102,7 +106,11 @@ def _parts_with_rise(view: HostView, name: str) -> set[str]:
             last[observation.scope] = observation.value
             if (observation.stage, observation.params.get("phase")) == view.first_snapshot:
                 first[observation.scope] = observation.value
-    return {Scope.parse(scope).part for scope, count in last.items() if count > first.get(scope, 0)}
+    new: dict[str, set[str]] = defaultdict(set)
+    for scope, count in last.items():
+        if count > first.get(scope, 0):
+            new[Scope.parse(scope).part].add(Scope.parse(scope).get("xid"))
+    return new
 
 
 def _attribute(verdict: Verdict, part: str, why: str, serial: str) -> Verdict:

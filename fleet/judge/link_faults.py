@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from fleet.judge.culprits import AFTERMATH
+from fleet.judge.culprits import AFTERMATH, FATAL_XIDS, FOLLOWING, XID, XIDS
 from fleet.judge.host_view import HostView
 from fleet.scope_text import describe_scope
 from schemas.records import MEASURED
 from schemas.reports import FAIL, Verdict
 from schemas.scopes import Scope
 
-COUNT, FATAL, LAST_SEEN = "xid.count", "xid.fatal", "xid.last_seen"
-DEAD_LINK, FOLLOWING = "149", "145"
+DEAD_LINK = "149"
 FOLLOWS_HOST, FOLLOWS_PART = "follows_host", "follows_part"
 """If another part caused a failure, these parameters of the verdict name that part: its host and its scope."""
 
@@ -33,7 +32,7 @@ class LinkFaults:
 
     def add(self, view: HostView) -> None:
         """Add the GPUs of a host that have a dead NVLink."""
-        for item in view.observations[FATAL]:
+        for item in view.observations[FATAL_XIDS]:
             scope = Scope.parse(item.scope)
             if item.status == MEASURED and item.value and scope.get("xid") == DEAD_LINK:
                 self._parts.setdefault(_domain(view), set()).add((view.host.name, scope.device))
@@ -72,8 +71,12 @@ def _with_root(verdict: Verdict, view: HostView, root: Part) -> Verdict:
 
 
 def _is_follower(view: HostView, verdict: Verdict) -> bool:
-    """Return whether the failure is of an XID 145, or of `xid.last_seen` on a host with no other XIDs than 145, 149 and 45."""
-    if verdict.name == LAST_SEEN:
-        codes = {Scope.parse(item.scope).get("xid") for item in view.observations[COUNT] if item.status == MEASURED}
+    """Return whether the failure is of an XID 145, or of `xid.last_seen` if there are no other XIDs than 145, 149 and 45.
+
+    If `xid.last_seen` is attributed to a GPU, only the XIDs of this GPU count. Otherwise those of the whole host count.
+    """
+    if verdict.name == XID:
+        counted = (Scope.parse(item.scope) for item in view.observations[XIDS] if item.status == MEASURED)
+        codes = {scope.get("xid") for scope in counted if verdict.part in ("", scope.part)}
         return bool(codes) and codes <= {FOLLOWING, DEAD_LINK, AFTERMATH}
-    return verdict.name in (COUNT, FATAL) and Scope.parse(verdict.scope).get("xid") == FOLLOWING
+    return verdict.name in (XIDS, FATAL_XIDS) and Scope.parse(verdict.scope).get("xid") == FOLLOWING

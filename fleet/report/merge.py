@@ -190,18 +190,19 @@ def _limit_verdicts(exceptions: Sequence[Verdict]) -> list[Verdict]:
     """Return at most MAX_VERDICTS of these verdicts, in their order.
 
     If there are more, keep at most MAX_VERDICTS_OF_HOST of each host. Failures are kept before inconclusive verdicts. Among them,
-    verdicts with few others of the same check on the same host, or on the same part of other hosts, are kept first. So the many
-    verdicts of one fault, such as a slow switch, do not displace the only verdict on another one.
+    verdicts with few others of the same check on the same part, of this host or of other hosts, are kept first; then those with
+    few others of the same check on the host. So the many verdicts of one fault, such as a slow switch, do not displace the only
+    verdict on another fault or on another part.
     """
     if len(exceptions) <= MAX_VERDICTS:
         return list(exceptions)
     earlier: Counter[tuple[str, ...]] = Counter()
-    ranks: list[tuple[bool, int, int]] = []
+    ranks: list[tuple[bool, int, int, int]] = []
     for index, verdict in enumerate(exceptions):
         check = (verdict.verdict, verdict.criterion, verdict.name)
-        groups = [(*check, "host", verdict.host), (*check, "part", verdict.part_scope)]
-        ranks.append((verdict.verdict != FAIL, max(earlier[group] for group in groups), index))
-        earlier.update(groups)
+        of_part, of_host = (*check, "part", verdict.part_scope), (*check, "host", verdict.host)
+        ranks.append((verdict.verdict != FAIL, earlier[of_part], earlier[of_host], index))
+        earlier.update((of_part, of_host))
     counts: Counter[str] = Counter()
     kept: set[int] = set()
     for *_, index in sorted(ranks):

@@ -11,6 +11,8 @@ from schemas.scopes import Scope
 
 PART_ACTIONS = ("rma", "inspect_hardware", "reseat")
 """Actions (`schemas.reports.ACTIONS`) that need work on the part itself."""
+OF_SERVERS = ("slow-files",)
+"""Problems of the servers of a shared file system. No part of the host that they name is at fault."""
 GPU, HOST = "gpu", "host"
 MODULE: Mapping[str, str] = {
     "module_vendor": "optics.module.vendor",
@@ -102,12 +104,15 @@ class FailedPart:
 
     @property
     def needs_part_work(self) -> bool:
-        """Return whether a cause without a waiver has an action in PART_ACTIONS, and the part is in the host.
+        """Return whether a cause without a waiver has an action in PART_ACTIONS, and the cause is in the host.
 
-        A rail or a switch is not. Each of its hosts has such a part here.
+        A rail, a switch and a server of a shared file system are not. Each host that uses them has such a part here.
         """
         is_in_host = not Scope.parse(self.scope).is_in_fabric
-        return is_in_host and any(cause.action in PART_ACTIONS and cause.waiver is None for cause in self.causes)
+        return is_in_host and any(
+            cause.action in PART_ACTIONS and cause.waiver is None and cause.problem not in OF_SERVERS
+            for cause in self.causes
+        )
 
 
 def failed_parts(causes: Iterable[Cause], verdicts: Sequence[Verdict]) -> list[FailedPart]:

@@ -92,11 +92,11 @@ class VerbsPairs(GangPairs):
         return switches
 
     def gpus_at_slow_ports(self, verdicts: Iterable[Verdict]) -> set[End]:
-        """Return the ends of pairs of GPUs whose adapter or host is a suspect in `verdicts`, the verdicts on these ports.
+        """Return the ends of pairs of GPUs whose adapter or host is slow according to `verdicts`, the verdicts on these ports.
 
-        No GPU takes part in the exchange between ports.
+        An adapter is also slow if its rail or switch is a suspect. No GPU takes part in the exchange between ports.
         """
-        slow = {(item.host, item.part_scope) for item in verdicts if item.verdict != PASS}
+        slow = {(item.host, Scope.parse(item.scope).device) for item in verdicts if item.verdict != PASS}
         return {
             (host, rail)
             for host in {host for host, _ in slow}

@@ -510,6 +510,26 @@ def test_host_with_thousands_of_faulty_parts_is_diagnosed() -> None:
     assert sorted(len(cause.verdicts) for cause in causes(*faults, *effects)) == [1] * 3_000 + [2] * 1_500
 
 
+def test_gang_with_thousands_of_faulty_parts_is_diagnosed() -> None:
+    """If each verdict were compared with the faulty parts of all hosts, this test would take half a minute.
+
+    Each host has four ports without light. The last host also has ports that could be measured only with the first host, and
+    figures that follow from no fault.
+    """
+    hosts = tuple(f"h{at:04}" for at in range(2_000))
+    faults = [
+        failed("optics.rx_los", f"hca=m{at},port=1", host, value=True, limit=False) for host in hosts for at in range(4)
+    ]
+    unmeasured = [
+        missing("verbs.bandwidth", f"hca=m{at},port=2", hosts[-1], params={PARTNER_PARAM: hosts[0]}) for at in range(4)
+    ]
+    others = [failed(f"site.figure{at}", "nic=eth9", hosts[-1]) for at in range(6_000)]
+    result = diagnose([*faults, *unmeasured, *others], {"r1": hosts})
+    explained = {cause.part for cause in result if cause.host == hosts[0] and len(cause.verdicts) == 2}
+    assert explained == {"hca=m0", "hca=m1", "hca=m2", "hca=m3"}
+    assert len(result) == len(faults) + len(others)
+
+
 @pytest.mark.parametrize(("part", "hosts"), [("rail=1", [("a", "b"), ("d",)]), ("switch=s1", [("a", "b", "d")])])
 def test_hosts_at_one_rail_or_switch_have_one_cause_although_their_figures_differ(
     part: str, hosts: list[tuple[str, ...]]
@@ -522,3 +542,20 @@ def test_hosts_at_one_rail_or_switch_have_one_cause_although_their_figures_diffe
     ]
     result = diagnose(verdicts, {**GANGS, "r2": ("d",)})
     assert sorted(tuple(sorted(cause.hosts)) for cause in result) == hosts
+
+
+def test_title_of_slow_paths_on_one_rail_has_the_number_of_hosts() -> None:
+    verdicts = [
+        failed(
+            "pairs.bandwidth",
+            "gang=r1",
+            host,
+            part="rail=1",
+            kind=VerdictKind.SUSPECT,
+            params={LINK_PARAM: path},
+            **SLOW,
+        )
+        for host, path in (("a", "a - b"), ("b", "a - b"), ("c", "c - d"), ("d", "c - d"))
+    ]
+    (cause,) = diagnose(verdicts, {"r1": tuple("abcd")})
+    assert cause.title.startswith("rail 1 (4 hosts) is slow")

@@ -207,6 +207,32 @@ def test_new_xid_is_attributed_only_to_a_clear_culprit(
     )
 
 
+@pytest.mark.parametrize("code", [str(code) for code in range(144, 151)])
+def test_new_xid_is_attributed_to_the_gpu_that_fails_for_a_fatal_nvlink_xid(code: str) -> None:
+    fatal = replace(xid_count_verdict(f"gpu=3,xid={code}"), name="xid.fatal")
+    assert with_culprits(host_view(8, {}, {fatal.scope: 1}), [fatal, xid_verdict()])[-1].part == "gpu=3"
+
+
+@pytest.mark.parametrize(
+    ("codes", "part"),
+    [
+        ({0: ["145"], 3: ["149"]}, "gpu=3"),
+        ({0: ["145"], 3: ["149", "79"]}, "gpu=3"),
+        ({0: ["145"], 1: ["145", "94"], 3: ["149"]}, "gpu=1"),
+        ({1: ["145"], 2: ["145"]}, "gpu=1"),
+    ],
+)
+def test_new_xid_is_attributed_to_a_gpu_with_another_xid_than_145_if_there_is_one(
+    codes: Mapping[int, Sequence[str]], part: str
+) -> None:
+    """XID 145 follows from the dead NVLink of another GPU. Each GPU fails for the first of its XIDs."""
+    log = {f"gpu={gpu},xid={code}": 1 for gpu, of_gpu in codes.items() for code in of_gpu}
+    failing = [
+        replace(xid_count_verdict(f"gpu={gpu},xid={of_gpu[0]}"), name="xid.fatal") for gpu, of_gpu in codes.items()
+    ]
+    assert with_culprits(host_view(8, {}, log), [*failing, xid_verdict()])[-1].part == part
+
+
 @pytest.mark.parametrize("verdict", [PASS, INCONCLUSIVE])
 def test_new_xid_is_the_cause_only_of_failed_xid_verdicts(verdict: str) -> None:
     host = host_view(8, {}, {"gpu=3,xid=79": 1})

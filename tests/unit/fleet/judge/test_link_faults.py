@@ -1,7 +1,7 @@
 """In an NVLink domain, failures because of XID 145 are attributed to the GPU with the dead NVLink.
 
-That GPU reports a fatal XID 149. A failure of `xid.last_seen` does not name an XID. It is attributed in the same way if the host
-reports XIDs, but none other than 145, 149 and 45.
+That GPU reports a fatal XID 149. A failure of `xid.last_seen` does not name an XID. It is attributed in the same way if the host,
+or the GPU that the failure is attributed to, reports XIDs, but none other than 145, 149 and 45.
 """
 
 from __future__ import annotations
@@ -102,6 +102,13 @@ def test_failure_of_xid_last_seen_follows_from_a_dead_link_only_if_the_log_has_x
         absent={"gpu=1,xid=79": "error: no"},
     )
     verdict = failure(name="xid.last_seen", scope="host")
+    assert (attributed(verdict, views(h1=log)) != verdict) is follows
+
+
+@pytest.mark.parametrize(("part", "follows"), [("", False), ("gpu=0", True), ("gpu=1", False)])
+def test_only_the_xids_of_the_gpu_count_if_xid_last_seen_is_attributed_to_one(part: str, follows: bool) -> None:
+    log = Metric(name="xid.count", unit="1", values={"gpu=0,xid=145": 1, "gpu=1,xid=145": 1, "gpu=1,xid=94": 1})
+    verdict = failure(name="xid.last_seen", scope="host", part=part)
     assert (attributed(verdict, views(h1=log)) != verdict) is follows
 
 

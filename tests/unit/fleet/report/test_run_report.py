@@ -354,11 +354,14 @@ def test_page_of_one_host_has_the_verdicts_and_figures_that_the_report_omits(tmp
 
 
 @pytest.mark.parametrize("place", ["the first host", "the last host"])
-@pytest.mark.parametrize("kind", ["many hosts", "one host"])
+@pytest.mark.parametrize("kind", ["many hosts", "one host", "one part"])
 def test_many_verdicts_on_one_fault_do_not_displace_the_verdict_on_another(
     kind: str, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The many verdicts are on figures of a gang on each of its hosts, or on the parts of one host."""
+    """The many verdicts are on figures of a gang on each of its hosts, on the parts of one host, or on one part.
+
+    The other verdict is on another check or, if the many are on one part, on another part that fails the same check.
+    """
     monkeypatch.setattr(merge_module, "MAX_VERDICTS", 40)
     monkeypatch.setattr(merge_module, "MAX_VERDICTS_OF_HOST", 10)
 
@@ -367,11 +370,16 @@ def test_many_verdicts_on_one_fault_do_not_displace_the_verdict_on_another(
 
     if kind == "many hosts":
         many = [failed(f"h{host}", f"collective.{op}", "gang=r1") for host in range(30) for op in ("a", "b", "c")]
-    else:
+    elif kind == "one host":
         many = [failed("h0", "network.carrier", f"nic=eth{at}") for at in range(90)]
-    other = failed("h0" if kind == "one host" else f"h{29 * (place == 'the last host')}", "xid.count", "gpu=1")
+    else:
+        many = [failed("h0", "gpu.nvlink.active", f"gpu=0,link={at}") for at in range(90)]
+    if kind == "one part":
+        other = failed("h0", "gpu.nvlink.active", "gpu=1,link=0")
+    else:
+        other = failed("h0" if kind == "one host" else f"h{29 * (place == 'the last host')}", "xid.count", "gpu=1")
     all_verdicts = [*many, other] if place == "the last host" else [other, *many]
     listed = merge_module._limit_verdicts(all_verdicts)
     assert other in listed
-    assert len(listed) == (10 if kind == "one host" else 40)
+    assert len(listed) == (40 if kind == "many hosts" else 10)
     assert listed == [verdict for verdict in all_verdicts if verdict in listed], "the order is kept"

@@ -402,7 +402,7 @@ def failed(scope: str, action: str = "rma", host: str = "h1") -> Verdict:
     return Verdict(host=host, scope=scope, name=f"x.{scope}", verdict="fail", criterion="c", reason="r", action=action)
 
 
-def test_failed_parts_do_not_include_gangs_and_a_rail_or_switch_needs_no_work_on_a_host() -> None:
+def test_failed_parts_do_not_include_gangs_and_a_rail_switch_or_file_server_needs_no_work_on_a_host() -> None:
     verdicts = [
         failed("gpu=1,link=3", "monitor"),
         failed("gpu=1"),
@@ -411,9 +411,13 @@ def test_failed_parts_do_not_include_gangs_and_a_rail_or_switch_needs_no_work_on
         failed("host", "reboot"),
         failed("rail=1", "inspect_hardware"),
         failed("switch=s1", "inspect_hardware"),
+        replace(failed("directory=data", "inspect_hardware"), name="shared_storage.file_bandwidth"),
+        replace(failed("directory=home", "inspect_hardware"), name="shared_storage.bandwidth"),
     ]
     located = failed_parts(diagnose(verdicts, {}), verdicts)
     assert sorted((part.scope, part.action, part.needs_part_work, len(part.findings)) for part in located) == [
+        ("directory=data", "inspect_hardware", False, 1),
+        ("directory=home", "inspect_hardware", True, 1),
         ("gpu=1", "rma", True, 2),
         ("host", "reboot", False, 1),
         ("mc=0,dimm=2", "rma", True, 1),

@@ -109,14 +109,17 @@ def test_slow_port_is_named_by_host_and_port_and_explains_the_pairs_of_gpus() ->
 @pytest.mark.parametrize(
     ("rails", "ports", "part"),
     [
-        pytest.param(2, {("h2", 1): 0.5}, "hca=mlx5_1", id="its port is slow"),
-        pytest.param(1, {("h2", 0): 0.5}, "host", id="its port is slow, and the host has no other"),
+        pytest.param(2, {"nics": {("h2", 1): 0.5}}, "hca=mlx5_1", id="its port is slow"),
+        pytest.param(1, {"nics": {("h2", 0): 0.5}}, "host", id="its port is slow, and the host has no other"),
+        pytest.param(2, {"hosts": {"h2": 0.5}}, "nic=rail1", id="all ports of the host are slow"),
+        pytest.param(2, {"bad_rails": {1: 0.5}}, "rail=1", id="its rail is slow"),
         pytest.param(2, {}, "gpu=1", id="its port is normal"),
-        pytest.param(2, {("h2", 0): 0.5}, "gpu=1", id="the port of another GPU is slow"),
+        pytest.param(2, {"nics": {("h2", 0): 0.5}}, "gpu=1", id="the port of another GPU is slow"),
+        pytest.param(2, {"nics": {("h1", 1): 0.5}}, "gpu=1", id="the port of another host is slow"),
     ],
 )
 def test_gpu_with_another_failure_is_suspected_only_if_its_port_is_normal(
-    rails: int, ports: dict[tuple[str, int], float], part: str
+    rails: int, ports: dict[str, Any], part: str
 ) -> None:
     nccl = Fleet(4, rails, nics={("h2", rails - 1): 0.5})
     alone = Verdict(
@@ -128,7 +131,7 @@ def test_gpu_with_another_failure_is_suspected_only_if_its_port_is_normal(
         reason="differs",
         action="configure",
     )
-    verdicts = judge_gangs(with_ports(plan_of(nccl), nccl, Fleet(4, rails, nics=ports).pairs()), [alone])
+    verdicts = judge_gangs(with_ports(plan_of(nccl), nccl, Fleet(4, rails, **ports).pairs()), [alone])
     (gpu,) = (item for item in of_layer(verdicts, "pairs") if item.verdict != "pass")
     assert gpu.part_scope == part
 
