@@ -438,7 +438,7 @@ h1:9:12 [0] NCCL INFO NCCL_P2P_LEVEL set by environment to LOC
 
 def test_settings_that_slow_nccl_on_any_rank_become_a_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other rank has a setting of its own. Settings that do not slow NCCL are left out."""
-    for name in (*preflight.SLOWING, *preflight.LEAST):
+    for name in (*preflight.DISTORTING, *preflight.LEAST):
         monkeypatch.delenv(name, raising=False)
     store = {"nccl_settings/1": b"NCCL_BUFFSIZE=65536; NCCL_PROTO=LL"}
     context = SimpleNamespace(
@@ -449,6 +449,7 @@ def test_settings_that_slow_nccl_on_any_rank_become_a_parameter(monkeypatch: pyt
     )
     monkeypatch.setenv("NCCL_MAX_NCHANNELS", "2")
     monkeypatch.setenv("NCCL_MIN_NCHANNELS", "2")
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
     log = "NCCL INFO NCCL_PROTO set by environment to LL\nNCCL INFO NCCL_DEBUG set by environment to INFO\n"
     limits = collective._limiting_settings(context, log)  # type: ignore[arg-type]
     assert limits == {"nccl_settings": "NCCL_BUFFSIZE=65536; NCCL_MAX_NCHANNELS=2; NCCL_PROTO=LL"}
