@@ -79,7 +79,12 @@ def take_device(context: Context, request: Mapping[str, Any]) -> str:
         return ""
     count = torch.cuda.device_count()
     if count <= context.local_rank:
-        return f"CUDA shows {count} devices: none is left for {context.device_scope}"
+        cause = (
+            ""
+            if torch.version.cuda
+            else f"; torch {torch.__version__} was built without CUDA: install a build for CUDA"
+        )
+        return f"CUDA shows {count} devices: none is left for {context.device_scope}{cause}"
     try:
         torch.cuda.set_device(context.device)
         uuid = _device_uuid(torch.cuda.get_device_properties(context.device))

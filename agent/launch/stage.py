@@ -252,7 +252,7 @@ def _reason_not_to_start(run: HostRun, request: LaunchRequest) -> str:
 def _reason_of_environment(host: PlannedHost, request: LaunchRequest, variables: Mapping[str, str]) -> str:
     """Return why the ranks must not start with these environment variables; empty if they may.
 
-    A variable in rackproof_environment or of --env is set on purpose. It is no reason, even if it slows the GPUs.
+    A variable in rackproof_environment or of --env is set on purpose. It is no reason, even if it distorts the measurement.
     """
     if host.device != "gpu":
         return ""

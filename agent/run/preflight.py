@@ -25,22 +25,28 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 about them."""
 SHM = "/dev/shm"
 NCCL_FILE, NCCL_USER_FILE = "/etc/nccl.conf", "~/.nccl.conf"
-SLOWING = {
+DISTORTING = {
     **dict.fromkeys(("CUDA_LAUNCH_BLOCKING", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"), r"(?!0?$)"),
-    **dict.fromkeys(("NCCL_ALGO", "NCCL_PROTO"), r"."),
+    **dict.fromkeys(("NCCL_P2P_USE_CUDA_MEMCPY", "PYTORCH_NO_CUDA_MEMORY_CACHING"), r"(?!0?$)"),
+    **dict.fromkeys(("NCCL_ALGO", "NCCL_PROTO", "NVIDIA_TF32_OVERRIDE"), r"."),
     **dict.fromkeys(("NCCL_P2P_LEVEL", "NCCL_NET_GDR_LEVEL"), r"(?i:0|LOC)$"),
-    "NVIDIA_TF32_OVERRIDE": r"0$",
+    "CUBLAS_WORKSPACE_CONFIG": r":0:",
 }
-"""Environment variables that make a healthy GPU look slow -> regular expression for the values that do. `slows` also applies
-LEAST."""
+"""Environment variables that make a healthy GPU look slow or faulty -> regular expression for the values that do. `distorts` also
+applies LEAST.
+
+Measured on two H200 with torch 2.11: NVIDIA_TF32_OVERRIDE=1 makes fp32 products wrong. Without a workspace (`:0:0`), cuBLAS
+multiplies tf32 at half the rate. With NCCL_P2P_USE_CUDA_MEMCPY, all_reduce reaches a third of its rate. With
+PYTORCH_NO_CUDA_MEMORY_CACHING, a rank aborts in `peer_copy`."""
 LEAST = {
-    **dict.fromkeys(("NCCL_MAX_NCHANNELS", "NCCL_MAX_NRINGS", "NCCL_MAX_CTAS"), 32),
+    **dict.fromkeys(("NCCL_MAX_NCHANNELS", "NCCL_MAX_NRINGS", "NCCL_MAX_CTAS", "NCCL_MAX_P2P_NCHANNELS"), 32),
     "NCCL_BUFFSIZE": 4 << 20,
     "NCCL_NTHREADS": 512,
     "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": 100,
 }
 """Environment variables that make a healthy GPU look slow if their number is lower than this one. The numbers of NCCL_BUFFSIZE
-and NCCL_NTHREADS are NCCL's defaults. Within a host of Hopper GPUs, NCCL uses fewer than 32 channels (CTAs)."""
+and NCCL_NTHREADS are NCCL's defaults. Within a host of Hopper GPUs, NCCL uses fewer than 32 channels (CTAs) for collectives, and
+32 for send and receive (two H200: all_to_all reaches two thirds of its rate with 16)."""
 OWN_ENVIRONMENT = "the environment of this command (its shell, job or pod template)"
 INVALID_NAME = "not a valid host name (each part between dots must have 1 to 63 characters)"
 FILES, FILES_OF_TORCH = 5_000, 20_000
@@ -194,7 +200,7 @@ def environment_problems(
         given: variables that the operator or Rackproof sets for the ranks.
         network: whether the ranks use the network between hosts.
         source, given_source: where `environment` and `given` are set, in words.
-        remedy: what to do about a variable that slows GPUs and is not in `given`.
+        remedy: what to do about a variable that distorts measurements and is not in `given`.
     """
     variables, sources = nccl_files({**environment, **given})
     for values, name in ((environment, source), (given, given_source)):
@@ -209,15 +215,16 @@ def environment_problems(
                 f"{name} is {path} in {sources[name]}, but this host has no such file: copy it to this host, or remove "
                 "the variable"
             )
-    for name in (*SLOWING, *LEAST):
-        if slows(name, variables.get(name)) and name not in given:
-            yield f"{name} is {variables[name]} in {sources[name]}, which makes a healthy GPU look slow: {remedy}"
+    for name in (*DISTORTING, *LEAST):
+        if distorts(name, variables.get(name)) and name not in given:
+            where = f"{name} is {variables[name]} in {sources[name]}"
+            yield f"{where}, which makes a healthy GPU look slow or faulty: {remedy}"
 
 
-def slows(name: str, value: "str | None") -> bool:
-    """Return whether this value of an environment variable makes a healthy GPU look slow. `value`: None if it is not set."""
+def distorts(name: str, value: "str | None") -> bool:
+    """Return whether this value of an environment variable makes a healthy GPU look slow or faulty. `value`: None if not set."""
     if value is None or name not in LEAST:
-        return value is not None and bool(re.match(SLOWING.get(name, r"(?!)"), value))
+        return value is not None and bool(re.match(DISTORTING.get(name, r"(?!)"), value))
     # NCCL reads whole numbers like strtoll with base 0, and ignores other texts.
     number = re.match(r"\s*(0[xX][0-9a-fA-F]+|\d+(\.\d+)?)\s*$", value)
     if not number:

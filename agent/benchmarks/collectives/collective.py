@@ -21,7 +21,7 @@ from agent.benchmarks.runtime.nccl import Communicator, NcclError
 from agent.benchmarks.runtime.rank_context import Value
 from agent.benchmarks.runtime.timing import Work
 from agent.gang.heartbeat import describe_error
-from agent.run.preflight import slows
+from agent.run.preflight import distorts
 from agent.sampling.statistics import SampleSeries, summarize
 from schemas.benchmarks.communication import bus_factor
 from schemas.catalogue import supports_placement
@@ -269,7 +269,10 @@ def _limiting_settings(context: Context, text: str) -> dict[str, str]:
     `text` is the log of this rank. It also has the settings in NCCL's configuration files.
     """
     settings = {**os.environ, **nccl_log.parse_settings(text)}
-    own = SEPARATOR.join(f"{name}={value[:LONGEST_SETTING]}" for name, value in settings.items() if slows(name, value))
+    slowing = {
+        key: value for key, value in settings.items() if key.startswith(("NCCL_", "CUDA_")) and distorts(key, value)
+    }
+    own = SEPARATOR.join(f"{name}={value[:LONGEST_SETTING]}" for name, value in slowing.items())
     names = {each for texts in _of_all_ranks(context, own, "nccl_settings") for each in texts.split(SEPARATOR) if each}
     return {"nccl_settings": SEPARATOR.join(sorted(names))} if names else {}
 

@@ -19,6 +19,9 @@ from agent.benchmarks.runtime.rank_context import RankContext
 from agent.benchmarks.runtime.timing import Timing
 from agent.gang.heartbeat import describe_error
 
+NO_KERNELS = "no kernel image is available"
+"""Part of CUDA's message if a library has no kernels for a GPU. The GPU may be healthy."""
+
 
 @dataclass(kw_only=True)
 class Context(RankContext, Timing):
@@ -59,6 +62,12 @@ class Context(RankContext, Timing):
             torch.zeros(1, device=self.device).add_(1)
             self.synchronize()  # has a time-out; reading the tensor would wait forever if a kernel hangs
         except (RuntimeError, TimeoutError) as error:
+            if NO_KERNELS in str(error):
+                return (
+                    f"torch {torch.__version__} has no kernels for this GPU of compute capability "
+                    f"{'.'.join(map(str, torch.cuda.get_device_capability(self.device)))}, only for "
+                    f"{', '.join(torch.cuda.get_arch_list())}: install a build of torch for this GPU"
+                )
             return f"the device was lost: {describe_error(error)}"
         return ""
 

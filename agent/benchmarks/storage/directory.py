@@ -25,6 +25,7 @@ from typing import Any
 PREFIX = "rackproof-storage-"
 LEFTOVER_S = 86400.0
 """A subdirectory of Rackproof that was last changed more than this many seconds ago is left over from a killed measurement."""
+FSTAB = "/etc/fstab"
 BLOCK = 4096
 MAX_DEVICES = 256
 """Maximum number of block devices that are visited on the way from a file system down to its disks."""
@@ -38,20 +39,22 @@ def prepare(directory: str) -> dict[str, Any]:
     device; if there is none, the source of the mount), `model` (description of the disks) and `disks` (see `disks_of`).
 
     Raises:
-        ValueError: `directory` is a file or a device.
+        ValueError: `directory` is a file or a device, or a file system of /etc/fstab that belongs there is not mounted.
         OSError: `directory` does not exist, or nothing can be written to it.
     """
     status = Path(directory).stat()
     if not stat.S_ISDIR(status.st_mode):
         kind = "a device" if stat.S_ISBLK(status.st_mode) or stat.S_ISCHR(status.st_mode) else "a file"
         raise ValueError(f"it is {kind}, not a directory: name a directory of a mounted file system")
+    mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+    if missing := missing_mount(_fstab(), mounts, directory):
+        raise ValueError(f"{FSTAB} has a file system for {missing}, which is not mounted: mount it, or remove its line")
     work = tempfile.mkdtemp(prefix=PREFIX, dir=directory)
     try:
         _remove_leftovers(directory, Path(work).stat().st_mtime)
         direct = _supports_direct(work)
         usage = os.statvfs(directory)
-        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
-        kind, source = mount_of(mounts, os.path.realpath(directory))
+        _, kind, source = mount_of(mounts, os.path.realpath(directory))
         device, models, disks = disks_of(status.st_dev, source)
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
@@ -103,8 +106,44 @@ def _remove_leftovers(directory: str, now: float) -> None:
                 shutil.rmtree(entry.path, ignore_errors=True)
 
 
-def mount_of(mountinfo: str, directory: str) -> tuple[str, str]:
-    """Return type and source of the mount that contains the directory.
+def missing_mount(fstab: str, mountinfo: str, directory: str) -> str:
+    """Return the mount point in `fstab` that contains the directory and has no file system mounted; empty if there is none.
+
+    With the option `nofail`, a host starts without the file system of a failed disk. The directory is then on another disk.
+    Lines with the option `noauto` are skipped.
+
+    Args:
+        fstab: content of `/etc/fstab`, see fstab(5).
+        mountinfo: content of `/proc/self/mountinfo`.
+        directory: path.
+    """
+    real = os.path.realpath(directory)
+    mounted, _, _ = mount_of(mountinfo, real)
+    for line in fstab.splitlines():
+        fields = line.split()
+        if len(fields) < 3 or fields[0].startswith("#") or "noauto" in "".join(fields[3:4]).split(","):
+            continue
+        target = _unescape(fields[1])
+        if not any(_contains(target, path) for path in (os.path.normpath(directory), real)):
+            continue
+        point = os.path.realpath(target)  # a mount point may be a symbolic link
+        if _contains(point, real) and len(point) > len(mounted):
+            return target
+    return ""
+
+
+def _fstab() -> str:
+    with contextlib.suppress(OSError):
+        return Path(FSTAB).read_text(encoding="utf-8", errors="surrogateescape")
+    return ""
+
+
+def _contains(target: str, path: str) -> bool:
+    return target.startswith("/") and f"{path}/".startswith(f"{target.rstrip('/')}/")
+
+
+def mount_of(mountinfo: str, directory: str) -> tuple[str, str, str]:
+    """Return mount point, type and source of the mount that contains the directory.
 
     If several mounts are on one path, the last one is used.
 
@@ -119,9 +158,9 @@ def mount_of(mountinfo: str, directory: str) -> tuple[str, str]:
         if len(fields) < 6 or len(rest) < 2:
             continue
         target = _unescape(fields[4])
-        if f"{directory}/".startswith(f"{target.rstrip('/')}/") and len(target) >= len(best[0]):
+        if _contains(target, directory) and len(target) >= len(best[0]):
             best = (target, rest[0], _unescape(rest[1]))
-    return best[1], best[2]
+    return best
 
 
 def _unescape(text: str) -> str:

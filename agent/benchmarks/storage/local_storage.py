@@ -34,6 +34,8 @@ SLOWEST_READ = 0.1
 
 The comparison is abandoned after `seconds / SLOWEST_READ + MARGIN_S` seconds. The setting `seconds` is the time limit of the
 sequential write."""
+IN_MEMORY = ("tmpfs", "ramfs")
+"""Types of file systems that keep files in memory."""
 NO_FIO = (
     "fio is not installed: set rackproof_install_fio to true, or install the package fio (RHEL: also fio-engine-libaio)"
 )
@@ -61,6 +63,9 @@ def _measure(
     """Measure all these directories at the same time."""
     context = runner.context
     targets = prepare_targets(context, paths)
+    for target in targets if context.kind == "gpu" else ():
+        if (kind := target.about.get("filesystem")) in IN_MEMORY:
+            target.problem = f"it is on {kind}, in memory and not on a disk: mount the file system of the disk there"
     for target in targets if not runner.path else ():
         target.problem = target.problem or NO_FIO
     try:

@@ -417,10 +417,10 @@ def test_shared_memory_that_cannot_be_written_is_reported_with_its_path_and_the_
         ("NVIDIA_TF32_OVERRIDE", "0"),
     ],
 )
-def test_variable_that_slows_healthy_gpus_is_reported_with_its_place_and_the_remedy(
+def test_variable_that_distorts_measurements_is_reported_with_its_place_and_the_remedy(
     ready_root: Path, name: str, value: str
 ) -> None:
-    ending = "which makes a healthy GPU look slow: remove it there"
+    ending = "which makes a healthy GPU look slow or faulty: remove it there"
     assert readiness_problems(ready_root, variables={name: value}) == [
         f"{name} is {value} in the environment of this command (its shell, job or pod template), {ending}"
     ]

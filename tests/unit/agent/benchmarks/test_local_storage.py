@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,12 +32,15 @@ os.execv({shutil.which("fio")!r}, ["fio", *sys.argv[1:]])
 """Wrapper around fio. Before the pass (run of fio) `comparison`, which compares all blocks, it flips one bit of the file."""
 
 
-def measure(work: Path, *paths: Path | str, **chosen: Any) -> list[dict[str, Any]]:
-    """Run the benchmark for the directories `paths`; return the observations of the host's reporting rank."""
+def measure(work: Path, *paths: Path | str, kind: str = "cpu", **chosen: Any) -> list[dict[str, Any]]:
+    """Run the benchmark for the directories `paths`; return the observations of the host's reporting rank.
+
+    With the kind `gpu`, directories in memory are refused. `tmp_path` may be one.
+    """
     work.mkdir(exist_ok=True)
     (work / "request.json").write_text(json.dumps({"local_storage": [str(path) for path in paths]}))
     context = Recorder(
-        work=work, stage="benchmark", is_reporting_rank=True, kind="gpu", observations=[],
+        work=work, stage="benchmark", is_reporting_rank=True, kind=kind, observations=[],
         heartbeat=SimpleNamespace(record_progress=lambda: None),
     )  # fmt: skip
     values = {**settings("local_storage", {**CHOSEN, **chosen}), "seconds": 0.2}
@@ -199,13 +203,54 @@ MOUNTS = """\
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        ("/mnt/shared data/x", ("nfs4", "10.0.0.1:/export")), ("/data", ("tmpfs", "tmpfs")),
-        ("/database", ("ext4", "/dev/nvme0n1p2")),
-        ("/", ("ext4", "/dev/nvme0n1p2")),
+        ("/mnt/shared data/x", ("/mnt/shared data", "nfs4", "10.0.0.1:/export")),
+        ("/data", ("/data", "tmpfs", "tmpfs")),
+        ("/database", ("/", "ext4", "/dev/nvme0n1p2")),
+        ("/", ("/", "ext4", "/dev/nvme0n1p2")),
     ],
 )  # fmt: skip
-def test_mount_of_a_path_is_the_last_mount_with_the_longest_prefix(path: str, expected: tuple[str, str]) -> None:
+def test_mount_of_a_path_is_the_last_mount_with_the_longest_prefix(path: str, expected: tuple[str, str, str]) -> None:
     assert mount_of(f"{MOUNTS}garbage\n", path) == expected
+
+
+FSTAB = """\
+# /etc/fstab: static file system information.
+UUID=0a3407de-014b-458b-b5c1-848e92a327a3 / ext4 errors=remount-ro 0 1
+/dev/md0\t/data\txfs\tdefaults,nofail\t0\t2
+LABEL=scratch /scratch xfs nofail,x-systemd.device-timeout=5 0 2
+LABEL=extra /scratch/extra xfs noauto 0 2
+10.0.0.1:/home /home/shared\\040files nfs4
+/swap.img none swap sw 0 0
+garbage
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "missing"),
+    [
+        ("/data/x", ""), ("/scratch/x", "/scratch"), ("/scratch", "/scratch"), ("/scratch/extra", "/scratch"),
+        ("/scratch2", ""), ("/home/shared files/x", "/home/shared files"), ("/home", ""), ("/mnt/shared data/x", ""), ("/", ""),
+    ],
+)  # fmt: skip
+def test_file_system_of_fstab_that_is_not_mounted_is_found(path: str, missing: str) -> None:
+    assert directory.missing_mount(FSTAB, MOUNTS, path) == missing
+    assert directory.missing_mount("", MOUNTS, path) == ""
+
+
+def test_directory_without_the_disk_that_belongs_there_is_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One directory is in memory. The file system of the other one is not mounted, so its files are on another disk."""
+    monkeypatch.setattr(directory, "FSTAB", str(tmp_path / "fstab"))
+    (tmp_path / "fstab").write_text(f"LABEL=scratch {tmp_path} xfs nofail 0 2\n")
+    with pytest.raises(ValueError, match=f"fstab has a file system for {tmp_path}, which is not mounted: mount it"):
+        directory.prepare(str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["fstab"]
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as in_memory:
+        assert reasons(measure(tmp_path / "work", in_memory, kind="gpu")) == {
+            f"{in_memory}: it is on tmpfs, in memory and not on a disk: mount the file system of the disk there"
+        }
+        assert list(Path(in_memory).iterdir()) == []
 
 
 def write(path: Path, text: str) -> None:

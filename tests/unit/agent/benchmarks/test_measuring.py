@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -216,7 +217,13 @@ def test_product_is_checked_in_every_row(dtype: str) -> None:
 def test_missing_or_wrong_device_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rank = context(tmp_path)
     rank.kind, rank.device = "gpu", torch.device("cuda", 5)
-    assert take_device(rank, {}) == "CUDA shows 0 devices: none is left for gpu=0"
+    for cuda, cause in (
+        ("13.0", ""),
+        (None, f"; torch {torch.__version__} was built without CUDA: install a build for CUDA"),
+    ):
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+        assert take_device(rank, {}) == f"CUDA shows 0 devices: none is left for gpu=0{cause}"
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     other = "87654321-0000-0000-0000-000000000009"
     properties = type("Properties", (), {"uuid": other})
@@ -229,6 +236,17 @@ def test_missing_or_wrong_device_is_reported(tmp_path: Path, monkeypatch: pytest
     assert take_device(rank, {"uuids": {"0": f"GPU-{other}"}}) == ""
     properties.uuid = "<no UUID>"
     assert take_device(rank, {"uuids": {"0": "GPU-87654321-0000-0000-0000-000000000000"}}) == ""
+    monkeypatch.undo()
+    message = (
+        "CUDA error: no kernel image is available for execution on the device\nSearch for `cudaErrorNoKernelImage…"
+    )
+    monkeypatch.setattr(torch, "zeros", Mock(side_effect=RuntimeError(message)))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (10, 3))
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_80", "sm_90"])
+    assert rank.device_error() == (
+        f"torch {torch.__version__} has no kernels for this GPU of compute capability 10.3, only for sm_80, sm_90: "
+        "install a build of torch for this GPU"
+    )
 
 
 def test_lost_device_makes_its_figures_errors_and_skips_collectives(
@@ -438,7 +456,7 @@ h1:9:12 [0] NCCL INFO NCCL_P2P_LEVEL set by environment to LOC
 
 def test_settings_that_slow_nccl_on_any_rank_become_a_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other rank has a setting of its own. Settings that do not slow NCCL are left out."""
-    for name in (*preflight.SLOWING, *preflight.LEAST):
+    for name in (*preflight.DISTORTING, *preflight.LEAST):
         monkeypatch.delenv(name, raising=False)
     store = {"nccl_settings/1": b"NCCL_BUFFSIZE=65536; NCCL_PROTO=LL"}
     context = SimpleNamespace(
@@ -449,6 +467,7 @@ def test_settings_that_slow_nccl_on_any_rank_become_a_parameter(monkeypatch: pyt
     )
     monkeypatch.setenv("NCCL_MAX_NCHANNELS", "2")
     monkeypatch.setenv("NCCL_MIN_NCHANNELS", "2")
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
     log = "NCCL INFO NCCL_PROTO set by environment to LL\nNCCL INFO NCCL_DEBUG set by environment to INFO\n"
     limits = collective._limiting_settings(context, log)  # type: ignore[arg-type]
     assert limits == {"nccl_settings": "NCCL_BUFFSIZE=65536; NCCL_MAX_NCHANNELS=2; NCCL_PROTO=LL"}
