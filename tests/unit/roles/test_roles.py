@@ -596,22 +596,34 @@ echo '{"launches": [], "hosts": {}, "awaited": [], "excluded": {}}'
 """
 """Stands in for `rackproof gangs`. Plans a launch in the first call only."""
 LAUNCH = """
-mkdir -p "started/$0" && [ "$1" = --wait ] || exit 0
-for _ in $(seq 50); do [ -d started/h1 ] && [ -d started/h2 ] && exit 0; sleep 0.1; done
+echo "$0" >> starts
+[ "$1" = --wait ] && exec sh wait
+exit 0
+"""
+"""Stands in for `rackproof launch` on the host `$0`."""
+WAIT = """
+for _ in $(seq 50); do [ "$(wc -l < starts)" -ge 2 ] && exit 0; sleep 0.1; done
 echo "the other host did not start"; exit 2
 """
-"""Stands in for `rackproof launch` on the host `$0`. With --wait, it waits until both hosts have started."""
+"""Stands in for `rackproof wait`. It waits until both hosts have started."""
 
 
-def test_hosts_of_a_launch_wait_for_each_other_even_if_ansible_works_on_one_host_at_a_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize("forks", [1, 2])
+def test_hosts_of_a_launch_start_once_and_wait_for_each_other_however_many_forks_ansible_has(
+    forks: int, tmp_path: Path
+) -> None:
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"gpu_hosts": {"hosts": {"h1": LOCAL, "h2": LOCAL}}}))
     (tmp_path / "launches").touch()
+    (tmp_path / "wait").write_text(WAIT)
     (tmp_path / "gangs").mkdir()
     (tmp_path / "gangs" / "all.json").touch()
+    role = read_role_file("gang", "vars/main.yml")
     variables = {
         "_gang_planner_command": ["sh", "-c", f"cd {tmp_path}; {PLANNER}"],
         "_gang_launch_command": ["sh", "-c", f"cd {tmp_path}; {LAUNCH}", "{{ inventory_hostname }}"],
-        "_gang_launch_options": read_role_file("gang", "vars/main.yml")["_gang_launch_options"],
+        "_gang_launch_options": role["_gang_launch_options"],
+        "_gang_exceeds_forks": role["_gang_exceeds_forks"],
+        "_gang_wait_command": ["sh", "-c", f"cd {tmp_path}; exec sh wait"],
         "_gang_max_launches": 2,
         "_gang_name": "all",
         "_rackproof_host_dir": str(tmp_path),
@@ -619,9 +631,9 @@ def test_hosts_of_a_launch_wait_for_each_other_even_if_ansible_works_on_one_host
     }
     tasks = [{"ansible.builtin.include_tasks": str(ROOT / "roles/gang/tasks/launch.yml")}]
     play = {"hosts": "gpu_hosts", "gather_facts": False, "tasks": tasks}
-    done = run_plays(tmp_path, play, options=["--forks=1", "-e", json.dumps(variables)])
+    done = run_plays(tmp_path, play, options=[f"--forks={forks}", "-e", json.dumps(variables)])
     assert done.returncode == 0, done.stdout + done.stderr
-    assert sorted(path.name for path in (tmp_path / "started").iterdir()) == ["h1", "h2"]
+    assert sorted((tmp_path / "starts").read_text().split()) == ["h1", "h2"]
 
 
 # --- schedules of several inventories
