@@ -569,25 +569,37 @@ def test_marker_of_an_installation_is_written_last_after_the_installed_files_are
     assert "installed-" in tasks[-1]["ansible.builtin.copy"]["dest"]
 
 
-@pytest.mark.parametrize("tasks", ["agent/tasks/install", "nvidia_driver/tasks/reboot"])
-def test_host_that_another_run_holds_is_neither_given_another_agent_nor_rebooted(tasks: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("tasks", "has_agent"),
+    [("agent/tasks/main", False), ("agent/tasks/main", True), ("nvidia_driver/tasks/reboot", True)],
+)
+def test_host_that_another_run_holds_gets_no_agent_and_no_training_data_and_is_not_rebooted(
+    tasks: str, has_agent: bool, tmp_path: Path
+) -> None:
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"gpu_hosts": {"hosts": {"h1": LOCAL}}}))
     write_program(tmp_path / "bin" / "rackproof", "echo this host is held by run r2 >&2; exit 75")
+    (tmp_path / "agent").mkdir()
+    (tmp_path / "agent" / "rackproof.whl").touch()
+    (tmp_path / ("installed-1" if has_agent else "installed-0")).touch()
     variables = {
         "rackproof_prefix": str(tmp_path),
         "rackproof_state_directory": str(tmp_path / "state"),
         "rackproof_take_over": False,
+        "rackproof_install_fio": False,
+        "rackproof_data_directory": str(tmp_path / "agent"),
+        "_rackproof_agent_id": "1",
         "_rackproof_claim": {},
+        "_rackproof_run_dir": str(tmp_path),
     }
     include = {"ansible.builtin.include_tasks": str(ROOT / f"roles/{tasks}.yml")}
     play = {"hosts": "gpu_hosts", "gather_facts": False, "tasks": [include]}
     done = run_plays(tmp_path, play, options=["-e", json.dumps(variables)])
+    must_fail = "reboot" in tasks or not has_agent
+    assert done.returncode == (2 if must_fail else 0), done.stdout + done.stderr
+    assert "this host is held by run r2" in done.stdout
     last_task = done.stdout.rpartition("TASK [")[2]
-    assert last_task.startswith("common : Stop the exporter unless another run holds the host]"), (
-        done.stdout + done.stderr
-    )
-    assert "this host is held by run r2" in last_task
-    assert done.returncode == 2
+    assert not must_fail or last_task.startswith("common : Stop the exporter unless another run holds the host]")
+    assert not (tmp_path / "state").exists()
 
 
 PROBE = """
