@@ -83,12 +83,14 @@ class Lease:
         This is so if `claim` is newer than the claim of this lease, and does not list the run of this lease as running.
 
         Return False if the two claims are from different machines or different directories of runs: a claim lists only runs in
-        its own directory. Also return False if this machine sees that the process of the lease's claim is running. A claim that
-        was made without a control node lists no runs.
+        its own directory. Also return False if the process of the lease's claim is running, or if that is unknown although the
+        process of `claim` is visible here: a claim that was made without a control node lists no runs.
         """
         same_directory = self.by.is_on(claim.machine, claim.host, claim.boot_id) and self.by.runs == claim.runs
         is_newer = self.by.since < claim.since and self.run_id not in claim.running
-        return same_directory and is_newer and self.by.is_running() is not True
+        is_running = self.by.is_running()
+        may_have_ended = is_running is False or (is_running is None and claim.is_running() is None)
+        return same_directory and is_newer and may_have_ended
 
     def describe(self) -> str:
         """Return the run that holds the host, its operator and its running stage, in words."""

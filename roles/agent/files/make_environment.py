@@ -1,12 +1,13 @@
 """Create the agent's virtual environment with the Python that runs this script, unless there is already a usable one.
 
-An environment of the agent is replaced if it is incomplete, has another Python, or cannot be used by other users.
+An environment of the agent is replaced if it is incomplete or damaged, has another Python, or cannot be used by other users.
 
 Argument: directory of the environment.
 
 This script removes the old environment itself, because `venv --clear` would also remove the wheels in that directory.
 """
 
+import csv
 import pathlib
 import shutil
 import subprocess
@@ -32,9 +33,21 @@ def is_current():
     return settings.get("home") in homes and version == [str(number) for number in sys.version_info[:2]]
 
 
+def has_all_files():
+    """Return whether each file of the installed packages has the size that pip recorded.
+
+    After a power loss, files may be empty. pip would not install their packages again.
+    """
+    for package in prefix.glob("lib/python*/site-packages/*.dist-info"):
+        rows = list(csv.reader((package / "RECORD").read_text(encoding="utf-8").splitlines()))
+        if not rows or any(size and (package.parent / path).stat().st_size != int(size) for path, _, size in rows):
+            return False
+    return True
+
+
 try:
-    current = is_current()
-except OSError:
+    current = is_current() and has_all_files()
+except (OSError, ValueError, csv.Error):  # a file is missing, or RECORD or pyvenv.cfg is damaged
     current = False
 if not current:
     existing = [name for name in ("pyvenv.cfg", "bin/pip") if (prefix / name).exists()]

@@ -70,6 +70,35 @@ def test_environment_is_kept_only_if_its_python_has_the_same_minor_version(
     assert (prefix / "lib" / "python3.9").exists() is not is_replaced
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "is_replaced"),
+    [
+        ("package.py", b"import os\n", False),
+        ("package.py", b"", True),
+        ("package.py", None, True),
+        ("package-1.dist-info/RECORD", b"", True),
+        ("package-1.dist-info/RECORD", b"\0" * 99, True),
+        ("package-1.dist-info/RECORD", b"\xff\xfe,,\n", True),
+        ("package-1.dist-info/RECORD", None, True),
+    ],
+)
+def test_environment_with_files_that_a_power_loss_has_damaged_is_replaced(
+    file: str, content: bytes | None, is_replaced: bool, tmp_path: Path
+) -> None:
+    """`content`: what is left in the file; None: the file is missing."""
+    (tmp_path / "venv.py").touch()  # hides the module `venv` of the standard library, so that no environment is built
+    prefix = create_environment(tmp_path / "rackproof", PYTHON_HOME, PYTHON_VERSION)
+    site = prefix / "lib/python3.9/site-packages"
+    (site / "package-1.dist-info").mkdir(parents=True)
+    (site / "package.py").write_text("import os\n")
+    (site / "package-1.dist-info/RECORD").write_text("package.py,sha256=0,10\npackage-1.dist-info/RECORD,,\n")
+    if content is None:
+        (site / file).unlink()
+    else:
+        (site / file).write_bytes(content)
+    assert make_environment(prefix, PYTHONPATH=str(tmp_path)).stdout == ("created\n" if is_replaced else "")
+
+
 @pytest.mark.parametrize("name", ["bin/pip", "pyvenv.cfg"])
 def test_virtual_environment_of_other_software_is_refused_and_not_changed(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)

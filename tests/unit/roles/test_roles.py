@@ -556,38 +556,116 @@ def run_plays(
     return run_ansible("ansible-playbook", *words, directory=directory, environment=environment)
 
 
+def write_program(path: Path, text: str) -> None:
+    """Write an executable shell script."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
 def test_marker_of_an_installation_is_written_last_after_the_installed_files_are_on_the_disk() -> None:
     tasks = yaml.safe_load((ROOT / "roles/agent/tasks/install.yml").read_text())
     assert tasks[-2]["ansible.builtin.command"]["argv"] == ["sync", "--file-system", "{{ rackproof_prefix }}"]
     assert "installed-" in tasks[-1]["ansible.builtin.copy"]["dest"]
 
 
-@pytest.mark.parametrize("tasks", ["agent/tasks/install", "container_toolkit/tasks/apply", "nvidia_driver/tasks/apply"])
-def test_nothing_is_installed_on_a_host_that_another_run_holds(tasks: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("tasks", "has_agent"),
+    [("agent/tasks/main", False), ("agent/tasks/main", True), ("nvidia_driver/tasks/reboot", True)],
+)
+def test_host_that_another_run_holds_gets_no_agent_and_no_training_data_and_is_not_rebooted(
+    tasks: str, has_agent: bool, tmp_path: Path
+) -> None:
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"gpu_hosts": {"hosts": {"h1": LOCAL}}}))
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "rackproof").write_text("#!/bin/sh\necho this host is held by run r2 >&2; exit 75\n")
-    (tmp_path / "bin" / "rackproof").chmod(0o755)
+    write_program(tmp_path / "bin" / "rackproof", "echo this host is held by run r2 >&2; exit 75")
+    (tmp_path / "agent").mkdir()
+    (tmp_path / "agent" / "rackproof.whl").touch()
+    (tmp_path / ("installed-1" if has_agent else "installed-0")).touch()
     variables = {
         "rackproof_prefix": str(tmp_path),
         "rackproof_state_directory": str(tmp_path / "state"),
         "rackproof_take_over": False,
+        "rackproof_install_fio": False,
+        "rackproof_data_directory": str(tmp_path / "agent"),
+        "_rackproof_agent_id": "1",
         "_rackproof_claim": {},
-        # The driver and the toolkit could be changed.
-        "_nvidia_driver_table": {"debian12": {}},
-        "_nvidia_driver_host": {"distribution": "debian12", "kernel": "6.1.0-40-amd64", "in_use": []},
-        "_container_toolkit_table": {"debian12": {}},
-        "_container_toolkit_host": {"distribution": "debian12", "containers": 0, "runtime_wanted": True},
+        "_rackproof_run_dir": str(tmp_path),
     }
     include = {"ansible.builtin.include_tasks": str(ROOT / f"roles/{tasks}.yml")}
     play = {"hosts": "gpu_hosts", "gather_facts": False, "tasks": [include]}
     done = run_plays(tmp_path, play, options=["-e", json.dumps(variables)])
+    must_fail = "reboot" in tasks or not has_agent
+    assert done.returncode == (2 if must_fail else 0), done.stdout + done.stderr
+    assert "this host is held by run r2" in done.stdout
     last_task = done.stdout.rpartition("TASK [")[2]
-    assert last_task.startswith("common : Stop the exporter unless another run holds the host]"), (
-        done.stdout + done.stderr
-    )
-    assert "this host is held by run r2" in last_task
-    assert done.returncode == 2
+    assert not must_fail or last_task.startswith("common : Stop the exporter unless another run holds the host]")
+    assert not (tmp_path / "state").exists()
+
+
+PROBE = """
+cat > /dev/null
+in_use='"python (process 815)"'
+[ -e {0}/ended ] && in_use=
+echo '{{"installation_helps": true, "distribution": "debian12", "kernel": "6.1.0-40-amd64", "in_use": ['"$in_use"'],'
+echo '"containers": 0, "runtime_wanted": true, "toolkit_wanted": true}}'
+echo "not installed" >&2; exit 1
+"""
+"""Stands in for the Python that runs the probes of driver and toolkit. Neither is installed. A process uses the GPUs until the
+file `ended` exists."""
+
+
+def install_on_two_hosts(role: str, directory: Path, *options: str, stop: str) -> str:
+    """Run the installation of a role on h1 and h2, one host at a time, and then a play that measures them; return the output.
+
+    h1 needs the installation, h2 does not. `stop` stands in for `rackproof stop` on h1; empty: the agent is not installed.
+    """
+    hosts = {name: {**LOCAL, "rackproof_prefix": str(directory / name)} for name in ("h1", "h2")}
+    for name, variables in hosts.items():
+        variables["rackproof_python"] = str(directory / name / "bin" / "python")
+    if stop:
+        write_program(directory / "h1/bin/rackproof", stop)
+    write_program(directory / "h1/bin/python", PROBE.format(directory / "h1"))
+    write_program(directory / "h2/bin/python", """cat > /dev/null; echo '{"installation_helps": false}'""")
+    (directory / "hosts.yml").write_text(yaml.safe_dump({"gpu_hosts": {"hosts": hosts}}))
+    variables = {
+        "rackproof_take_over": "ended" in stop,
+        "_rackproof_claim": {},
+        "_rackproof_bound": True,
+        # The installation fails, because the role has no tasks for this package manager.
+        "_nvidia_driver_table": {"debian12": {"manager": "no-such-manager"}},
+        "_container_toolkit_table": {"debian12": "no-such-manager"},
+    }
+    install = {"ansible.builtin.import_role": {"name": role, "tasks_from": "install"}}
+    measure = {"ansible.builtin.debug": {"msg": "{{ inventory_hostname }} is measured"}}
+    plays = [{"hosts": "gpu_hosts", "gather_facts": False, "serial": 1, "tasks": [install]}]
+    plays.append({"hosts": "gpu_hosts", "gather_facts": False, "tasks": [measure]})
+    done = run_plays(directory, *plays, options=["-e", json.dumps(variables), *options])
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("role", ["nvidia_driver", "container_toolkit"])
+def test_host_that_another_run_holds_is_not_changed_and_does_not_end_the_playbook(role: str, tmp_path: Path) -> None:
+    output = install_on_two_hosts(role, tmp_path, stop="echo held by run r2 >&2; exit 75")
+    assert "no-such-manager" not in output
+    assert "the host is not changed: held by run r2" in output
+    assert "h1 is measured" in output  # the play that takes the lease excludes it, and shows why
+    assert "h2 is measured" in output
+
+
+@pytest.mark.parametrize("role", ["nvidia_driver", "container_toolkit"])
+@pytest.mark.parametrize("options", [[], ["--check"]])
+def test_driver_and_toolkit_are_installed_on_a_host_without_the_agent(
+    role: str, options: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "h1").mkdir()
+    (tmp_path / "h1" / "ended").touch()
+    assert "no-such-manager" in install_on_two_hosts(role, tmp_path, *options, stop="")
+
+
+def test_driver_is_installed_after_the_stage_of_another_run_was_ended(tmp_path: Path) -> None:
+    output = install_on_two_hosts("nvidia_driver", tmp_path, stop=f"touch {tmp_path}/h1/ended")
+    assert "process 815" not in output
+    assert "no-such-manager" in output
 
 
 PLANNER = """
@@ -596,22 +674,34 @@ echo '{"launches": [], "hosts": {}, "awaited": [], "excluded": {}}'
 """
 """Stands in for `rackproof gangs`. Plans a launch in the first call only."""
 LAUNCH = """
-mkdir -p "started/$0" && [ "$1" = --wait ] || exit 0
-for _ in $(seq 50); do [ -d started/h1 ] && [ -d started/h2 ] && exit 0; sleep 0.1; done
+echo "$0" >> starts
+[ "$1" = --wait ] && exec sh wait
+exit 0
+"""
+"""Stands in for `rackproof launch` on the host `$0`."""
+WAIT = """
+for _ in $(seq 50); do [ "$(wc -l < starts)" -ge 2 ] && exit 0; sleep 0.1; done
 echo "the other host did not start"; exit 2
 """
-"""Stands in for `rackproof launch` on the host `$0`. With --wait, it waits until both hosts have started."""
+"""Stands in for `rackproof wait`. It waits until both hosts have started."""
 
 
-def test_hosts_of_a_launch_wait_for_each_other_even_if_ansible_works_on_one_host_at_a_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize("forks", [1, 2])
+def test_hosts_of_a_launch_start_once_and_wait_for_each_other_however_many_forks_ansible_has(
+    forks: int, tmp_path: Path
+) -> None:
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"gpu_hosts": {"hosts": {"h1": LOCAL, "h2": LOCAL}}}))
     (tmp_path / "launches").touch()
+    (tmp_path / "wait").write_text(WAIT)
     (tmp_path / "gangs").mkdir()
     (tmp_path / "gangs" / "all.json").touch()
+    role = read_role_file("gang", "vars/main.yml")
     variables = {
         "_gang_planner_command": ["sh", "-c", f"cd {tmp_path}; {PLANNER}"],
         "_gang_launch_command": ["sh", "-c", f"cd {tmp_path}; {LAUNCH}", "{{ inventory_hostname }}"],
-        "_gang_launch_options": read_role_file("gang", "vars/main.yml")["_gang_launch_options"],
+        "_gang_launch_options": role["_gang_launch_options"],
+        "_gang_exceeds_forks": role["_gang_exceeds_forks"],
+        "_gang_wait_command": ["sh", "-c", f"cd {tmp_path}; exec sh wait"],
         "_gang_max_launches": 2,
         "_gang_name": "all",
         "_rackproof_host_dir": str(tmp_path),
@@ -619,9 +709,9 @@ def test_hosts_of_a_launch_wait_for_each_other_even_if_ansible_works_on_one_host
     }
     tasks = [{"ansible.builtin.include_tasks": str(ROOT / "roles/gang/tasks/launch.yml")}]
     play = {"hosts": "gpu_hosts", "gather_facts": False, "tasks": tasks}
-    done = run_plays(tmp_path, play, options=["--forks=1", "-e", json.dumps(variables)])
+    done = run_plays(tmp_path, play, options=[f"--forks={forks}", "-e", json.dumps(variables)])
     assert done.returncode == 0, done.stdout + done.stderr
-    assert sorted(path.name for path in (tmp_path / "started").iterdir()) == ["h1", "h2"]
+    assert sorted((tmp_path / "starts").read_text().split()) == ["h1", "h2"]
 
 
 # --- schedules of several inventories

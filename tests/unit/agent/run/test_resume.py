@@ -505,6 +505,19 @@ def test_host_is_not_taken_while_the_process_of_the_claim_runs(
     assert "that run is no longer running" in acquire(tmp_path, "r2", "05:00")
 
 
+@pytest.mark.parametrize(("second", "may_take"), [("pid:[1]", True), (locks.pid_namespace(), False)])
+def test_host_is_taken_from_a_run_in_another_container_only_if_the_control_node_knows_that_the_run_has_ended(
+    second: str, tmp_path: Path, *, may_take: bool
+) -> None:
+    """The claim of a run without a control node is made in this container. Then nobody knows whether the first run has ended."""
+    acquire(tmp_path, "r1", pid_namespace="pid:[1]")
+    if may_take:
+        assert "that run is no longer running" in acquire(tmp_path, "r2", "05:00", pid_namespace=second)
+    else:
+        with pytest.raises(HeldError, match="wait until that run ends"):
+            acquire(tmp_path, "r2", "05:00", pid_namespace=second)
+
+
 SUPERVISOR = """
 import sys, time
 from pathlib import Path
