@@ -75,7 +75,7 @@ def gang_snapshot(
     }
     awaited = tuple(host for host in (members if me in members[:WATCHERS] else members[:WATCHERS]) if host != me)
     return GangSnapshot(
-        me=me, members=members, statuses=statuses, awaited=awaited, began=NOW - 500, now=NOW, timeout_s=TIMEOUT_S
+        me=me, members=members, statuses=statuses, awaited=awaited, joined_at=NOW - 500, now=NOW, timeout_s=TIMEOUT_S
     )
 
 

@@ -63,8 +63,9 @@ class GangSnapshot:
     """Newest status of this host, and of each host that has sent one."""
     awaited: tuple[str, ...]
     """Hosts that send their statuses to this host: all others if this host is a watcher, otherwise the watchers."""
-    began: float
-    """Start of the launch on this host, by its monotonic clock."""
+    joined_at: float
+    """When a host last joined the gang: the start of the launch on this host, or the first status of another host that this host
+    received. By the monotonic clock of this host."""
     now: float
     """Time of this snapshot, by the same clock."""
     timeout_s: float
@@ -151,7 +152,7 @@ def _lost_contact(gang: GangSnapshot, silent: Sequence[str], silence: str) -> Cu
 def _find_absent_host(gang: GangSnapshot, unfinished: Sequence[str]) -> Culprit | None:
     absent = [host for host in unfinished if host not in gang.statuses]
     timeout = join_timeout_s(gang.timeout_s)
-    if not absent or gang.now - gang.began <= timeout:
+    if not absent or gang.now - gang.joined_at <= timeout:
         return None
     # This list may be incomplete, because only watchers receive the statuses of all hosts.
     joined = [host for host in gang.members if host in gang.statuses or host == gang.me]
@@ -160,7 +161,11 @@ def _find_absent_host(gang: GangSnapshot, unfinished: Sequence[str]) -> Culprit 
 
 
 def join_timeout_s(timeout_s: float) -> float:
-    """Return the seconds within which every host must join the gang, given the time-out of the process group."""
+    """Return the maximum time between two hosts that join the gang, given the time-out of the process group.
+
+    It does not limit the time until all hosts have joined: Ansible starts a launch on a few hosts at a time, and with a slow
+    connection the last of hundreds of hosts starts minutes after the first.
+    """
     return min(120.0, max(20.0, 2 * timeout_s))
 
 

@@ -49,6 +49,8 @@ class GangMonitor:
         """`channel`: None if this host is alone; `timeout_s`: time-out of the process group."""
         self._me, self._receiver, self._channel, self._timeout_s = me, receiver, channel, timeout_s
         self._began = self._polled_at = self._judge_at = time.monotonic()
+        self._joined, self._joined_at = 0, self._began
+        """Number of hosts that have joined the gang, as this host knows, and when the last of them did."""
         self._verdict: Culprit | None = None
         self._memory, self._kill_reasons = OomWatch(), dict[int, str]()
         self._threads, self._limit_reasons = ThreadLimitWatch(), dict[int, str]()
@@ -90,6 +92,8 @@ class GangMonitor:
 
     def _judge(self, states: Sequence[RankState], now: float) -> Culprit | None:
         channel = self._channel
+        if channel and len(channel.statuses) > self._joined:
+            self._joined, self._joined_at = len(channel.statuses), now
         if channel and (channel.verdict or not channel.is_decider(now)):
             return channel.verdict
         statuses = dict(channel.statuses) if channel else {}
@@ -100,7 +104,7 @@ class GangMonitor:
                 members=channel.gang.members if channel else (self._me,),
                 statuses=statuses,
                 awaited=channel.gang.awaited if channel else (),
-                began=self._began,
+                joined_at=self._joined_at,
                 now=now,
                 timeout_s=self._timeout_s,
             )

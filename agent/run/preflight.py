@@ -1,7 +1,8 @@
 """Check that the host meets the requirements of a run.
 
-Print facts as JSON, and each problem with its remedy on stderr; exit 1 if there is a problem. Interfaces, addresses and files
-that the inventory names must exist on the host: otherwise ranks would fail later, which would look like a hardware fault.
+Print facts as JSON, and each problem with its remedy on stderr; exit 1 if there is a problem, and MAY_BE_AHEAD if the only
+problem is that the clock may be ahead of the control node's. Interfaces, addresses and files that the inventory names must exist
+on the host: otherwise ranks would fail later, which would look like a hardware fault.
 
 The role `preflight` runs this file as a script, before anything is installed. So it imports only the standard library. It also
 runs on a Python that is too old, and then reports that as a problem. The agent imports some of these checks.
@@ -48,6 +49,9 @@ LEAST = {
 and NCCL_NTHREADS are NCCL's defaults. Within a host of Hopper GPUs, NCCL uses fewer than 32 channels (CTAs) for collectives, and
 32 for send and receive (two H200: all_to_all reaches two thirds of its rate with 16)."""
 OWN_ENVIRONMENT = "the environment of this command (its shell, job or pod template)"
+MAY_BE_AHEAD = 3
+"""Exit code if the clock is ahead of the time at which the control node began to connect. The connection may have taken that
+long, so the role `preflight` compares `time` of the facts with the time at which the script has ended."""
 INVALID_NAME = "not a valid host name (each part between dots must have 1 to 63 characters)"
 FILES, FILES_OF_TORCH = 5_000, 20_000
 """FILES: estimated number of files of the agent, its virtual environment and its runs. FILES_OF_TORCH: that of torch and its
@@ -67,9 +71,9 @@ def problems(options: argparse.Namespace) -> "Iterator[str]":
         yield f"{sys.executable} cannot create virtual environments ({error}): install python3-venv"
     if options.system_torch and importlib.util.find_spec("torch") is None:
         yield f"rackproof_system_torch is set, but {sys.executable} has no torch: set rackproof_python to a Python with torch"
-    skew = time.time() - options.now
-    if abs(skew) > options.clock_skew:
-        yield f"the clock differs by {skew:+.1f} s from the control node's: start chrony or systemd-timesyncd"
+    behind_s = options.now - time.time()
+    if behind_s > options.clock_skew:
+        yield f"the clock is {behind_s:.1f} s behind the control node's: start chrony or systemd-timesyncd"
     yield from directory_problems(options)
     yield from own_name_problems()
     yield from network_problems(options)
@@ -361,7 +365,7 @@ def open_files(pid: str) -> "Iterator[str]":
 
 
 def main() -> int:
-    """Print facts and problems. Return 1 if there is a problem."""
+    """Print facts and problems. Return the exit code."""
     parser = argparse.ArgumentParser()
     for name, kind in (("now", float), ("clock-skew", float), ("free-bytes", int), ("prefix", str), ("state", str)):
         parser.add_argument(f"--{name}", type=kind, required=True)
@@ -373,11 +377,18 @@ def main() -> int:
     parser.add_argument("--environment", type=json.loads, default={})
     parser.add_argument("--system-torch", action="store_true")
     parser.add_argument("--problem", action="append", default=[], help="a problem that the control node found")
-    reasons = list(problems(parser.parse_args()))
+    options = parser.parse_args()
+    reasons = list(problems(options))
+    code = 1 if reasons else 0
+    now = time.time()
+    if now - options.now > options.clock_skew:
+        ahead = f"{now - options.now:.1f} s ahead of the control node's, less the time that the connection took"
+        reasons.append(f"the clock is {ahead}: start chrony or systemd-timesyncd")
+        code = code or MAY_BE_AHEAD
     writable = [path for path in ("/run/systemd/system", "/dev/kmsg") if os.access(path, os.W_OK)]
-    print(json.dumps({"writable": writable, "boot_id": content(BOOT_ID)}))
+    print(json.dumps({"writable": writable, "boot_id": content(BOOT_ID), "time": now}))
     print("; ".join(reasons), file=sys.stderr)
-    return 1 if reasons else 0
+    return code
 
 
 if __name__ == "__main__":

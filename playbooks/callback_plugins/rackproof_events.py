@@ -45,7 +45,8 @@ DOCUMENTATION = """
       - Writes the report if no host is left to run the last play.
       - Stops the run's Prometheus at the end of the run.
       - Ends ansible-playbook with exit code 64 if C(--limit), C(--tags), C(--skip-tags) or the inventory selects no task of a
-        playbook of Rackproof, if C(-e) has words that Ansible assigns to no variable, or if ansible-core is too old.
+        playbook of Rackproof, if C(-e) has words that Ansible assigns to no variable, if ansible-core is too old, or if the
+        strategy of Ansible runs a task for each host that must run once.
     requirements:
       - the playbooks of Rackproof, which set the fact C(_rackproof_run_dir)
     options:
@@ -84,7 +85,10 @@ MAX_LINE_BYTES = 2000
 NO_ERRNO = 257
 """`rc` of `ansible.builtin.command` if the program was not started and there is no errno."""
 USAGE = 64
-"""Exit code if options or inventory select no task, if `-e` has words that belong to no variable, or if Ansible is too old."""
+"""Exit code if options or inventory select no task, if `-e` has words that belong to no variable, or if the version or strategy
+of Ansible is not supported."""
+WITHOUT_RUN_ONCE = ("free", "host_pinned")
+"""Strategies of Ansible that run a task with `run_once` for each host. Each host would make a plan and a report of its own."""
 MIN_ANSIBLE = (2, 19)
 """The oldest supported ansible-core, as in pyproject.toml. This plugin reads attributes of results that older versions lack."""
 TAGS = ("install", "configure", "run", "report")
@@ -214,15 +218,23 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
     def v2_playbook_on_start(self, playbook: Any) -> None:
         """Record the start of a playbook, and set the verb (LAST_COMMAND) that must run at its end even if all hosts fail.
 
-        Exit if Ansible is too old, or if `-e` has words that Ansible assigns to no variable.
+        Exit if Ansible is too old, if its strategy has no `run_once`, or if `-e` has words that Ansible assigns to no variable.
         """
-        files = {playbook._file_name, *(play.get_path().rpartition(":")[0] for play in playbook.get_plays())}
-        self._is_ours |= any(Path(file).resolve().parent == ROOT / "playbooks" for file in files)
+        ours = [play for play in playbook.get_plays() if _is_in_playbooks(play.get_path().rpartition(":")[0])]
+        self._is_ours |= bool(ours) or _is_in_playbooks(playbook._file_name)
         if self._is_ours and tuple(map(int, __version__.split(".")[:2])) < MIN_ANSIBLE:
             self._display.error(
                 f"ansible-core {__version__} of {sys.executable} is too old for Rackproof, which needs "
                 f"{'.'.join(map(str, MIN_ANSIBLE))} or newer: activate the virtual environment (source .venv/bin/activate), "
                 "or install the newer one (docs/accept.md)"
+            )
+            sys.exit(USAGE)
+        strategy = next((str(play.strategy) for play in ours), "")
+        if strategy.rpartition(".")[2].removeprefix("mitogen_") in WITHOUT_RUN_ONCE:
+            self._display.error(
+                f"Rackproof cannot run with Ansible's strategy {strategy}: its hosts must do each task together, and some tasks "
+                "must run once for all hosts. Set the environment variable ANSIBLE_STRATEGY=linear, or remove `strategy` from "
+                "ansible.cfg"
             )
             sys.exit(USAGE)
         if self._is_ours and (words := _unassigned_words()):
@@ -413,6 +425,11 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         if (directory / "metrics" / "prometheus.pid").exists():
             program = ROOT / "roles" / "monitoring" / "files" / "prometheus.py"
             subprocess.run([sys.executable, str(program), "stop", str(directory / "metrics")], check=False)
+
+
+def _is_in_playbooks(file: str) -> bool:
+    """Return whether the file is a playbook of Rackproof."""
+    return Path(file).resolve().parent == ROOT / "playbooks"
 
 
 def _labels(play: Any) -> set[str]:

@@ -338,7 +338,7 @@ OOM_KILL_MESSAGE = r"killed by the kernel's out-of-memory killer \(oom_kill \d, 
     ("host", "reason"),
     [
         (PORT, r"port 29500 is in use by process \d+ \(python3 -m http.server 29500\): .* for all hosts of the gang"),
-        (CLOCK, r"the clock differs by \+36\d\d\.\d s from the control node's"),
+        (CLOCK, r"the clock is 36\d\d\.\d s ahead of the control node's"),
         (OPEN, f"rackproof: {STATE}/runs/fire is writable by others: chmod go-w"),
         (LINKED, f"rackproof: {STATE}/runs/fire is not a directory"),
         (EARLIER, f"rackproof: {STATE}/runs/fire belongs to run fire, created .*: give this run another run_id"),

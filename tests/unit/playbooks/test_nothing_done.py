@@ -94,6 +94,19 @@ def test_old_ansible_is_refused_before_the_run_directory_is_created(tmp_path: Pa
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("strategy", ["free", "ansible.builtin.host_pinned"])
+def test_strategy_of_ansible_that_runs_a_task_for_each_host_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    monkeypatch.setenv("ANSIBLE_STRATEGY", strategy)
+    done = play(tmp_path, "acceptance")
+    assert done.returncode == 64, done.stdout + done.stderr
+    message = " ".join((done.stdout + done.stderr).split())
+    assert f"cannot run with Ansible's strategy {strategy}: its hosts" in message
+    assert "ANSIBLE_STRATEGY=linear" in message
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.parametrize(
     ("text", "unassigned"),
     [

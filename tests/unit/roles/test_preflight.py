@@ -339,7 +339,7 @@ def test_facts_have_the_boot_id_of_the_machine(
     (tmp_path / "boot_id").write_text("0d8f3e52-6b1c-4c57-9a3e-2f40c1d7b6a9\n")
     monkeypatch.setattr(probe, "BOOT_ID", str(tmp_path / "boot_id"))
     monkeypatch.setattr(probe, "problems", lambda options: ())
-    required = ["--now=0", "--clock-skew=1", "--free-bytes=0", "--prefix=p", "--state=s"]
+    required = ["--now=0", "--clock-skew=inf", "--free-bytes=0", "--prefix=p", "--state=s"]
     monkeypatch.setattr(probe.sys, "argv", ["probe.py", *required, "--exporter-port=1", "--rendezvous-port=2"])
     assert probe.main() == 0
     assert json.loads(capsys.readouterr().out)["boot_id"] == "0d8f3e52-6b1c-4c57-9a3e-2f40c1d7b6a9"

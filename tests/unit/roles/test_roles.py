@@ -668,6 +668,48 @@ def test_driver_is_installed_after_the_stage_of_another_run_was_ended(tmp_path: 
     assert "no-such-manager" in output
 
 
+def test_clock_is_wrong_only_if_it_differs_from_the_times_before_and_after_the_connection(tmp_path: Path) -> None:
+    """`slow` has a correct clock, but its connection takes longer than the permitted difference."""
+    for host, offset_s in (("slow", 0), ("ahead", 3600), ("behind", -3600)):
+        (tmp_path / host).mkdir()
+        code = f"import time\nnow = time.time\ntime.time = lambda: now() + {offset_s}\n"
+        (tmp_path / host / "sitecustomize.py").write_text(code)
+        python, shell = tmp_path / host / "python", tmp_path / host / "sh"
+        python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path / host} exec {sys.executable} "$@"\n')
+        shell.write_text(f'#!/bin/sh\n{"sleep 2" if host == "slow" else ":"}\nexec {CONTROL_SHELL} "$@"\n')
+        python.chmod(0o755)
+        shell.chmod(0o755)
+    paths = {name: str(tmp_path / "{{ inventory_hostname }}" / name) for name in ("python", "sh", "state")}
+    variables = {
+        **defaults("preflight"),
+        **role_vars("preflight"),
+        "_preflight_script": "{{ lookup('ansible.builtin.file', '" + preflight.__file__ + "') }}",
+        "_preflight_network": False,
+        "ansible_shell_executable": paths["sh"],
+        "rackproof_python": paths["python"],
+        "rackproof_prefix": paths["state"],
+        "rackproof_state_directory": paths["state"],
+        "rackproof_maximum_clock_skew_s": 1,
+        "rackproof_minimum_free_bytes": 0,
+        "rackproof_exporter_listen": "127.0.0.1",
+        "rackproof_exporter_port": 1,
+        "rackproof_rendezvous_port": 2,
+        "rackproof_system_torch": False,
+        "rackproof_wheelhouse": "",
+    }
+    hosts = dict.fromkeys(("slow", "ahead", "behind"), LOCAL)
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"gpu_hosts": {"hosts": hosts}}))
+    tasks = [
+        {"ansible.builtin.include_tasks": str(ROOT / "roles/preflight/tasks/main.yml")},
+        {"ansible.builtin.debug": {"msg": "{{ inventory_hostname }} passed"}},
+    ]
+    play = {"hosts": "gpu_hosts", "gather_facts": False, "vars": variables, "tasks": tasks}
+    output = run_plays(tmp_path, play).stdout
+    assert re.findall(r"(\w+) passed", output) == ["slow"], output
+    for clock in ("ahead of", "behind"):
+        assert re.search(rf"the clock is 3[56]\d\d\.\d s {clock} the control node", output), output
+
+
 PLANNER = """
 rm launches 2>/dev/null && echo '{"launches": [["--number=1"]], "hosts": {"h1": 0, "h2": 0}, "awaited": [], "excluded": {}}' ||
 echo '{"launches": [], "hosts": {}, "awaited": [], "excluded": {}}'

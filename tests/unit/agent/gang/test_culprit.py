@@ -50,7 +50,7 @@ NO_CULPRIT: dict[str, GangSnapshot] = {
     "a host is late, but not for long enough to count as lost": gang_snapshot(ages={"h2": LATE_STATUS_AGE_S}),
     "a host is lost and another host is late": gang_snapshot(ages={"h2": LOST_STATUS_AGE_S, "h3": LATE_STATUS_AGE_S}),
     "a finished host sends nothing": gang_snapshot(ages={"h2": LOST_STATUS_AGE_S}, finished=("h2",)),
-    "a host has not joined yet": replace(gang_snapshot(ages={"h2": -1}), began=NOW - join_timeout_s(TIMEOUT_S) + 1),
+    "a host has not joined yet": replace(gang_snapshot(ages={"h2": -1}), joined_at=NOW - join_timeout_s(TIMEOUT_S) + 1),
     "a rank sends no heartbeats, but not for long enough to count as silent": gang_snapshot(
         r3=rank_state(3, silent_s=RANK_SILENT_S - 1)
     ),
@@ -729,15 +729,15 @@ def test_rank_that_did_not_start_is_named_although_a_rank_on_which_no_other_depe
 
 
 def test_absent_hosts_are_named_with_those_that_joined() -> None:
-    snapshot = replace(gang_snapshot(hosts=4, ages={"h2": -1, "h4": -1}), began=980.0, timeout_s=1.0)
+    snapshot = replace(gang_snapshot(hosts=4, ages={"h2": -1, "h4": -1}), joined_at=980.0, timeout_s=1.0)
     assert culprit_text(snapshot) == ""
-    snapshot = replace(snapshot, began=979.0)
+    snapshot = replace(snapshot, joined_at=979.0)
     assert culprit_text(snapshot) == "hosts h2, h4: did not join the gang within 20 s; hosts h1, h3 did"
 
 
 def test_third_host_names_only_itself_and_the_watchers() -> None:
     """h3 receives statuses only from the watchers h1 and h2. It does not know whether h4 joined."""
-    snapshot = replace(gang_snapshot(hosts=4, ages={"h2": -1, "h4": -1}), began=979.0, timeout_s=1.0)
+    snapshot = replace(gang_snapshot(hosts=4, ages={"h2": -1, "h4": -1}), joined_at=979.0, timeout_s=1.0)
     snapshot = replace(snapshot, me="h3", awaited=("h1", "h2"))
     assert culprit_text(snapshot) == "host h2: did not join the gang within 20 s; hosts h1, h3 did"
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from agent.gang import monitor
-from agent.gang.culprit import SETTLE_S, GangSnapshot
+from agent.gang.culprit import SETTLE_S, GangSnapshot, PeerStatus, join_timeout_s
 from agent.gang.heartbeat_receiver import HeartbeatReceiver
 from agent.gang.monitor import EXIT_ANNOUNCEMENT_S, OWN_FAILURE_S, PAUSE_S, GangMonitor
 from agent.gang.peer_channel import PeerChannel
@@ -133,6 +133,23 @@ def test_culprit_is_searched_for_once_per_interval_and_when_a_rank_starts(
     clock.now += 0.125
     lone_monitor.poll(0.0)
     assert searches[4:] == []
+
+
+def test_host_is_absent_only_if_no_host_has_joined_for_the_join_timeout(
+    gang_monitor: GangMonitor, channel: FakeChannel, clock: FakeClock
+) -> None:
+    """Ansible starts a launch on a few hosts at a time."""
+    late_s = join_timeout_s(60.0) + 1
+    culprits = []
+    for joined, pause_s in ((["h1"], late_s - 5), (["h1", "h2"], late_s - 5), (["h1", "h2"], 10.0)):
+        channel.statuses = {host: PeerStatus(at=clock.now) for host in joined}
+        culprits.append(gang_monitor.poll(0.0))
+        clock.now += pause_s
+    channel.statuses = {host: PeerStatus(at=clock.now) for host in ("h1", "h2")}
+    culprit = gang_monitor.poll(0.0)
+    assert culprits == [None, None, None]
+    assert culprit
+    assert (culprit.kind, culprit.hosts) == ("host_absent", ("h3",))
 
 
 def test_verdict_of_another_host_is_returned_at_once(
