@@ -128,7 +128,7 @@ def missing_mount(fstab: str, mountinfo: str, directory: str) -> str:
         if not any(_contains(target, path) for path in (os.path.normpath(directory), real)):
             continue
         point = os.path.realpath(target)  # a mount point may be a symbolic link
-        if _contains(point, real) and len(point) > len(mounted):
+        if _contains(point, real) and len(point) > len(mounted or "/"):
             return target
     return ""
 

@@ -238,6 +238,10 @@ def test_file_system_of_fstab_that_is_not_mounted_is_found(path: str, missing: s
     assert directory.missing_mount("", MOUNTS, path) == ""
 
 
+def test_root_of_a_chroot_environment_is_not_missing_although_no_mount_is_listed() -> None:
+    assert directory.missing_mount(FSTAB, "", "/srv") == ""
+
+
 def test_directory_without_the_disk_that_belongs_there_is_not_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
