@@ -232,9 +232,9 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         strategy = next((str(play.strategy) for play in ours), "")
         if strategy.rpartition(".")[2].removeprefix("mitogen_") in WITHOUT_RUN_ONCE:
             self._display.error(
-                f"Rackproof cannot run with Ansible's strategy {strategy}: its hosts must do each task together, and some tasks "
-                "must run once for all hosts. Set the environment variable ANSIBLE_STRATEGY=linear, or remove `strategy` from "
-                "ansible.cfg"
+                f"Rackproof cannot run with Ansible's strategy {strategy}: all hosts of a run must do each task together, and "
+                "some tasks must run once for all hosts. Set the environment variable ANSIBLE_STRATEGY=linear, or remove "
+                "`strategy` from ansible.cfg"
             )
             sys.exit(USAGE)
         if self._is_ours and (words := _unassigned_words()):

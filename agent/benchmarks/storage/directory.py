@@ -46,6 +46,7 @@ def prepare(directory: str) -> dict[str, Any]:
     if not stat.S_ISDIR(status.st_mode):
         kind = "a device" if stat.S_ISBLK(status.st_mode) or stat.S_ISCHR(status.st_mode) else "a file"
         raise ValueError(f"it is {kind}, not a directory: name a directory of a mounted file system")
+    status = os.stat(f"{directory}/")  # noqa: PTH116 - the slash makes autofs mount the file system, and Path removes it
     mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
     if missing := missing_mount(_fstab(), mounts, directory):
         raise ValueError(f"{FSTAB} has a file system for {missing}, which is not mounted: mount it, or remove its line")
@@ -127,7 +128,7 @@ def missing_mount(fstab: str, mountinfo: str, directory: str) -> str:
         if not any(_contains(target, path) for path in (os.path.normpath(directory), real)):
             continue
         point = os.path.realpath(target)  # a mount point may be a symbolic link
-        if _contains(point, real) and len(point) > len(mounted):
+        if _contains(point, real) and len(point) > len(mounted or "/"):
             return target
     return ""
 

@@ -102,7 +102,7 @@ def test_strategy_of_ansible_that_runs_a_task_for_each_host_is_refused(
     done = play(tmp_path, "acceptance")
     assert done.returncode == 64, done.stdout + done.stderr
     message = " ".join((done.stdout + done.stderr).split())
-    assert f"cannot run with Ansible's strategy {strategy}: its hosts" in message
+    assert f"cannot run with Ansible's strategy {strategy}: all hosts" in message
     assert "ANSIBLE_STRATEGY=linear" in message
     assert not (tmp_path / "runs").exists()
 

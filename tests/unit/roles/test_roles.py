@@ -668,6 +668,12 @@ def test_driver_is_installed_after_the_stage_of_another_run_was_ended(tmp_path: 
     assert "no-such-manager" in output
 
 
+@pytest.mark.parametrize("name", [*preflight.DISTORTING, *preflight.LEAST])
+def test_preflight_accepts_a_variable_that_distorts_measurements_if_the_inventory_sets_it(name: str) -> None:
+    """The check on the host gets only the variables of the inventory whose names match."""
+    assert re.match(role_vars("preflight")["_preflight_checked"], name)
+
+
 def test_clock_is_wrong_only_if_it_differs_from_the_times_before_and_after_the_connection(tmp_path: Path) -> None:
     """`slow` has a correct clock, but its connection takes longer than the permitted difference."""
     for host, offset_s in (("slow", 0), ("ahead", 3600), ("behind", -3600)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -237,6 +238,10 @@ def test_file_system_of_fstab_that_is_not_mounted_is_found(path: str, missing: s
     assert directory.missing_mount("", MOUNTS, path) == ""
 
 
+def test_root_of_a_chroot_environment_is_not_missing_although_no_mount_is_listed() -> None:
+    assert directory.missing_mount(FSTAB, "", "/srv") == ""
+
+
 def test_directory_without_the_disk_that_belongs_there_is_not_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,6 +256,42 @@ def test_directory_without_the_disk_that_belongs_there_is_not_measured(
             f"{in_memory}: it is on tmpfs, in memory and not on a disk: mount the file system of the disk there"
         }
         assert list(Path(in_memory).iterdir()) == []
+
+
+AUTOMOUNTER = """
+import ctypes, fcntl, os, signal, struct, sys
+MOUNT_NAMESPACE, PRIVATE, READY = 0x20000, 0x44000, 0x9360  # of unshare(2), mount(2), and the ioctls of autofs
+libc, point = ctypes.CDLL(None), sys.argv[1].encode()
+signal.alarm(30)
+requests, end = os.pipe()
+os.setpgid(0, 0)  # autofs does not answer the accesses of this process group
+options = f"fd={end},pgrp={os.getpgrp()},minproto=5,maxproto=5,direct".encode()
+failed = libc.unshare(MOUNT_NAMESPACE) or libc.mount(None, b"/", None, PRIVATE, None)
+assert not failed and not libc.mount(b"systemd-1", point, b"autofs", 0, options)
+root = os.open(point, os.O_RDONLY)
+if os.fork() == 0:
+    os.setpgid(0, 0)
+    os.execv(sys.executable, [sys.executable, sys.argv[2], "prepare", point])
+_, _, request = struct.unpack_from("iiI", os.read(requests, 1024))
+assert not libc.mount(b"memory", point, b"tmpfs", 0, b"size=1m")
+fcntl.ioctl(root, READY, request)
+os.wait()
+"""
+"""Mounts a tmpfs on a directory as soon as another process uses the directory, as systemd does for `x-systemd.automount`. That
+process is a program that prepares the directory. Arguments: directory, program."""
+
+
+def can_mount_on_demand() -> bool:
+    """Return whether this process may mount autofs, and the kernel has it."""
+    return os.geteuid() == 0 and "autofs" in Path("/proc/filesystems").read_text().split()
+
+
+@pytest.mark.skipif(not can_mount_on_demand(), reason="needs root and autofs")
+def test_file_system_that_is_mounted_on_demand_is_described(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", AUTOMOUNTER, str(tmp_path), directory.__file__]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    about = json.loads(done.stdout)
+    assert (about["filesystem"], about["device"]) == ("tmpfs", "memory")
 
 
 def write(path: Path, text: str) -> None:
