@@ -350,6 +350,20 @@ def test_batch_larger_than_the_data_set_is_an_error_of_every_figure(faulty: list
     assert all("10000 images, batches of 1000000 on each of 2 ranks" in item.reason for item in results)
 
 
+@pytest.mark.parametrize("given", [None, ":16:8"])
+def test_deterministic_training_of_the_checkpoint_restores_the_environment(
+    monkeypatch: pytest.MonkeyPatch, given: str | None
+) -> None:
+    monkeypatch.delenv(checkpoint.WORKSPACE, raising=False)
+    if given:
+        monkeypatch.setenv(checkpoint.WORKSPACE, given)
+    with checkpoint._deterministic_algorithms():
+        assert os.environ[checkpoint.WORKSPACE] == (given or ":4096:8")
+        assert torch.are_deterministic_algorithms_enabled()
+    assert os.environ.get(checkpoint.WORKSPACE) == given
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
 @pytest.mark.parametrize("fault", ["one bit on rank 1", "random state lost"])
 def test_differing_checkpoint_is_reported(faulty: list[Observation], fault: str) -> None:
     identical = {item.stage: item.value for item in faulty if item.name == "checkpoint.identical"}
