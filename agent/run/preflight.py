@@ -35,8 +35,8 @@ DISTORTING = {
 """Environment variables that make a healthy GPU look slow or faulty -> regular expression for the values that do. `distorts` also
 applies LEAST.
 
-Measured on H200 with torch 2.11: NVIDIA_TF32_OVERRIDE=1 makes fp32 products wrong. With CUBLAS_WORKSPACE_CONFIG, torch starts each
-product more slowly: bf16 products of 1024 x 1024 reach 44 instead of 174 TFLOP/s. With NCCL_P2P_USE_CUDA_MEMCPY, all_reduce
+Measured on H200 with torch 2.11: NVIDIA_TF32_OVERRIDE=1 makes fp32 products wrong. With CUBLAS_WORKSPACE_CONFIG, torch starts
+each product more slowly: bf16 products of 1024 x 1024 reach 44 instead of 174 TFLOP/s. With NCCL_P2P_USE_CUDA_MEMCPY, all_reduce
 reaches a third of its rate. With PYTORCH_NO_CUDA_MEMORY_CACHING, a rank aborts in `peer_copy`."""
 LEAST = {
     **dict.fromkeys(("NCCL_MAX_NCHANNELS", "NCCL_MAX_NRINGS", "NCCL_MAX_CTAS", "NCCL_MAX_P2P_NCHANNELS"), 32),
