@@ -246,6 +246,8 @@ class Launch:
     in `Record.observations`."""
     timeline: Trace | None = None
     """Telemetry of the GPUs. None on CPUs, for a probe or a cell, and for a round of a soak: the soak has its own timeline."""
+    other_processes: Mapping[str, str] = field(default_factory=dict)
+    """Scope of a GPU -> a process, not part of the launch, that used the GPU meanwhile, such as `process 4711 (python3)`."""
 
     @property
     def succeeded(self) -> bool:

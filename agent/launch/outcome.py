@@ -39,6 +39,8 @@ class RanksEnd:
     """Which limit on processes and threads this launch reached, in words; empty if there is no sign of it."""
     last_line: str = ""
     """Last line of the launcher's output that names an error; if there is none, the last line of the output."""
+    other_processes: Mapping[str, str] = field(default_factory=dict)
+    """As in `Launch`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +73,8 @@ def conclude(
         deadline_s: deadline of the launch.
     """
     if end.culprit:
-        return Conclusion(outcome="failed", reason=end.culprit.text[:MAX_REASON], culprit=end.culprit)
+        text = f"{end.culprit.text}{_describe_others(end)}"
+        return Conclusion(outcome="failed", reason=text[:MAX_REASON], culprit=end.culprit)
     outcome, reason = _outcome_and_reason(end, deadline_s, ranks)
     culprit = None
     if outcome == "finished" and excluded:
@@ -92,6 +95,7 @@ def _outcome_and_reason(end: RanksEnd, deadline_s: float, ranks: Sequence[Rank])
     """
     causes = f"; a process of this launch was {end.oom_kill}" if end.oom_kill else ""
     causes += f"; {end.thread_limit}" if end.thread_limit else ""
+    causes += _describe_others(end)
     if end.exit_code is None:
         running = ", ".join(f"rank {rank.rank} in {rank.phase or 'start'}" for rank in ranks if rank.exit_code is None)
         return "deadline", f"not finished after {deadline_s:g} s ({running or 'every rank had ended'}){causes}"
@@ -105,6 +109,11 @@ def _outcome_and_reason(end: RanksEnd, deadline_s: float, ranks: Sequence[Rank])
         )
         return "failed", f"the launcher exited with {end.exit_code}: {ends or 'every rank had finished'}{causes}"
     return "finished", ""
+
+
+def _describe_others(end: RanksEnd) -> str:
+    """Return which other processes used the GPUs, with a leading semicolon; empty if there were none."""
+    return "".join(f"; {gpu} was also in use by {process}" for gpu, process in end.other_processes.items())
 
 
 def _has_started(end: RanksEnd, ranks: Sequence[Rank]) -> bool:

@@ -24,6 +24,7 @@ from agent.gang.monitor import GangMonitor
 from agent.gang.peer_channel import PeerChannel
 from agent.gang.processes import process_identity
 from agent.gang.rank_state import RankState
+from agent.launch.other_processes import OtherProcessWatch
 from agent.launch.outcome import LaunchOutcome, RanksEnd, conclude
 from agent.launch.process_tree import GRACE_S, ProcessTree
 from agent.run import work_directory
@@ -189,6 +190,7 @@ def _collect_results(
             number=spec.number,
             observations=observations if spec.has_separate_results else (),
             timeline=timeline,
+            other_processes=end.other_processes,
         ),
         observations=() if spec.has_separate_results else observations,
         software=results.software,
@@ -200,8 +202,10 @@ def _monitor_ranks(
 ) -> RanksEnd:
     """Run the command and monitor the gang; announce the end to the other hosts."""
     monitor = GangMonitor(spec.host.name, receiver, channel, spec.collective_timeout_s)
+    devices = spec.host.devices if spec.host.device == "gpu" else ()
     try:
-        exit_code, culprit = _run(spec, monitor, report)
+        with OtherProcessWatch(devices) as watch:
+            exit_code, culprit = _run(spec, monitor, report)
         return RanksEnd(
             exit_code=exit_code,
             culprit=culprit,
@@ -210,6 +214,7 @@ def _monitor_ranks(
             thread_limit=monitor.thread_limit_reason(),
             any_rank_started=monitor.has_started(),
             last_line=work_directory.last_error_line(spec.work / work_directory.LAUNCHER_LOG),
+            other_processes=watch.others(),
         )
     finally:
         monitor.announce_exit()

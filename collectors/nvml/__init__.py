@@ -7,7 +7,7 @@ with the reason, and nothing is raised. Only `FastReader` raises OSError if NVML
 from collectors.nvml.calls import NotOpened
 from collectors.nvml.clocks import THROTTLE_REASONS
 from collectors.nvml.collector import NvmlCollector
-from collectors.nvml.conflicts import MAX_CONFLICTS, gpu_conflicts, shortened
+from collectors.nvml.conflicts import MAX_CONFLICTS, compute_processes, gpu_conflicts, shortened
 from collectors.nvml.fast_reader import FastReader, GpuLimits, GpuSample, PowerSample, gpu_indices
 from collectors.nvml.gpm import GPM_KINDS
 from collectors.nvml.links import LINK_KINDS
@@ -26,6 +26,7 @@ __all__ = [
     "NvmlCollector",
     "PowerSample",
     "absent_samples",
+    "compute_processes",
     "gpu_conflicts",
     "gpu_indices",
     "reading_kinds",

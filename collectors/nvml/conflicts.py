@@ -1,4 +1,4 @@
-"""Conflicts that prevent a measurement: MIG mode, and other processes on the GPUs."""
+"""Conflicts that prevent a measurement (MIG mode, and other processes on the GPUs), and the processes that use the GPUs."""
 
 from __future__ import annotations
 
@@ -36,6 +36,28 @@ def gpu_conflicts(devices: Iterable[int], *, share: bool = False, limit: int | N
     return conflicts if limit is None else shortened(conflicts, limit)
 
 
+def compute_processes(devices: Iterable[int]) -> dict[int, dict[int, str]]:
+    """Return index -> id -> name of each compute process on these GPUs. The name is empty if NVML does not return it.
+
+    A GPU whose processes NVML cannot list is left out.
+    """
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return {}
+    try:
+        listed = {index: try_read(lambda: _compute_processes(index)) for index in devices}  # noqa: B023 - called at once
+    finally:
+        with suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
+    return {index: processes for index, processes in listed.items() if not isinstance(processes, Absent)}
+
+
+def _compute_processes(index: int) -> dict[int, str]:
+    processes = nvml.nvmlDeviceGetComputeRunningProcesses(nvml.nvmlDeviceGetHandleByIndex(index))
+    return {process.pid: _name(process.pid) for process in processes}
+
+
 def shortened(texts: Sequence[str], limit: int) -> list[str]:
     """Return the first `limit` texts and, if there are others, a last text with the number of the others (`3 more`)."""
     more = len(texts) - limit
@@ -52,9 +74,10 @@ def _conflicts(index: int, share: bool) -> Iterator[str]:
     if isinstance(processes, Absent) and processes.status == "error":
         yield f"gpu={index}: its processes cannot be listed ({processes.reason})"
     for process in [] if isinstance(processes, Absent) else processes:
-        yield f"gpu={index} is in use by process {process.pid}{_name(process.pid)}"
+        name = _name(process.pid)
+        yield f"gpu={index} is in use by process {process.pid}{f' ({name})' if name else ''}"
 
 
 def _name(pid: int) -> str:
     name: Any = try_read(lambda: decode(nvml.nvmlSystemGetProcessName(pid)))
-    return "" if isinstance(name, Absent) or not name else f" ({name[:MAX_NAME]})"
+    return "" if isinstance(name, Absent) else str(name)[:MAX_NAME]

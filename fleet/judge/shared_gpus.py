@@ -1,10 +1,11 @@
-"""Attribute slow figures to other processes on the GPU, if the inventory allows them (rackproof_share_gpus).
+"""Attribute slow figures to other processes on the GPU, which may be healthy.
 
-The GPU may then be healthy.
+A launch does not start on a GPU that is in use, unless rackproof_share_gpus allows it. But another process may start later.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -22,17 +23,23 @@ NO_SPEEDS = (".accuracy", ".mtu")
 def with_other_processes(view: HostView, verdict: Verdict) -> Verdict:
     """Return the verdict. If a speed fails and another process used the GPU, add this to its reason, with the action `configure`.
 
-    Another process used a GPU if the GPU had compute processes before or after a stage. For a figure whose scope names no GPU,
-    such as `host`, these may be processes on any GPU of the host.
+    Another process used a GPU if the supervisor saw such a process in a launch of the verdict's stage. If processes are allowed
+    (rackproof_share_gpus), it is also enough that the GPU had compute processes before or after a stage. For a figure whose scope
+    names no GPU, such as `host`, these may be processes on any GPU of the host.
     """
-    if not view.host.share_gpus or verdict.verdict != FAIL or not is_speed(verdict):
+    if verdict.verdict != FAIL or not is_speed(verdict):
         return verdict
     labels = Scope.parse(verdict.scope).labels
     named = {f"gpu={labels[kind]}" for kind in ("gpu", "peer") if kind in labels}
-    shared = [gpu for gpu in dict.fromkeys(_used_gpus(view)) if not named or gpu in named]
-    if not shared:
+    used = {gpu: process for gpu, process in _used_gpus(view, verdict.stage) if not named or gpu in named}
+    if not used:
         return verdict
-    text = f"another process used {', '.join(shared)}, which rackproof_share_gpus allows: end that process, and measure again"
+    gpus_of: dict[str, list[str]] = defaultdict(list)
+    for gpu, process in used.items():
+        gpus_of[process or "another process"].append(gpu)
+    uses = " and ".join(f"{process} used {', '.join(gpus)}" for process, gpus in gpus_of.items())
+    allowed = ", which rackproof_share_gpus allows" if view.host.share_gpus else ""
+    text = f"{uses}{allowed}: end that process, and measure again"
     detail = "; ".join(filter(None, (text, verdict.detail)))
     return replace(verdict, reason=f"{verdict.reason}; {text}", detail=detail, action="configure")
 
@@ -47,8 +54,11 @@ def is_speed(verdict: Verdict) -> bool:
     return verdict.operator in FLOORS or (verdict.operator in CEILINGS and verdict.unit == "s")
 
 
-def _used_gpus(view: HostView) -> Iterator[str]:
-    """Yield the scopes of GPUs that had compute processes before or after a stage, when the run has no processes itself."""
-    for snapshot, metric in view.observations.metrics.get(_PROCESSES, ()):
-        if snapshot.phase != "during":
-            yield from (scope for scope, count in metric.values.items() if count)
+def _used_gpus(view: HostView, stage: str) -> Iterator[tuple[str, str]]:
+    """Yield each GPU that another process used, and the process, if it is known. A GPU may be yielded several times."""
+    for snapshot, metric in view.observations.metrics.get(_PROCESSES, ()) if view.host.share_gpus else ():
+        if snapshot.phase != "during":  # then the launch has processes of its own
+            yield from ((scope, "") for scope, count in metric.values.items() if count)
+    for launch in view.evidence.launches():
+        if launch.stage == stage:
+            yield from launch.other_processes.items()

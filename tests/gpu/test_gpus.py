@@ -100,6 +100,25 @@ def test_gpu_in_use_is_not_measured_and_its_process_is_reported(count: int, tmp_
     assert not record.observations
 
 
+USER = """
+import pathlib, sys, time
+while not pathlib.Path(sys.argv[1]).is_dir():
+    time.sleep(0.1)
+import torch
+torch.zeros(1, device="cuda:0")
+time.sleep(10)
+"""
+"""A program that uses GPU 0 for ten seconds, from when the work directory of the launch exists."""
+
+
+def test_process_that_starts_on_a_gpu_during_the_launch_is_in_the_record(count: int, tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", USER, tmp_path / "run" / "work" / "benchmark"]) as user:
+        _, record = run_profile(count, tmp_path)
+    [launch] = record.launches
+    assert list(launch.other_processes) == ["gpu=0"]
+    assert launch.other_processes["gpu=0"].startswith(f"process {user.pid}")
+
+
 def test_smoke_profile_measures_everything_in_its_plan(count: int, tmp_path: Path) -> None:
     plan, record = run_profile(count, tmp_path)
     report = merge(plan, {"here": Evidence(records=(record,))}, read_packs([]))

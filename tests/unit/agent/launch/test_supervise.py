@@ -382,6 +382,21 @@ def fake_torch(directory: Path) -> dict[str, str]:
     return {"PYTHONPATH": f"{directory / 'fake'}:{nvml.CHECKOUT}"}
 
 
+def test_process_that_uses_a_gpu_while_the_ranks_run_is_in_the_record(tmp_path: Path) -> None:
+    """The launcher adds itself and this test, which is no process of the launch, to the processes on GPU 1."""
+    environment = fake_torch(tmp_path)
+    (tmp_path / "fake" / "torch.py").write_text(f"""
+import os, time
+with open(os.environ["RACKPROOF_NVML_SCENARIO"], "a") as scenario:
+    scenario.write(f"gpu.1.ComputeRunningProcesses={{os.getpid()}} {os.getpid()}\\nProcessName.{os.getpid()}=pytest\\n")
+time.sleep(3)
+raise SystemExit("fake torch")
+""")
+    (launched,) = bench(tmp_path, **environment).launches
+    assert launched.other_processes == {"gpu=1": f"process {os.getpid()} (pytest)"}
+    assert launched.reason.endswith(f"; gpu=1 was also in use by process {os.getpid()} (pytest)")
+
+
 def check_launcher_started(record: Record) -> None:
     """Check that the launcher was started and imported the fake torch."""
     (launched,) = record.launches

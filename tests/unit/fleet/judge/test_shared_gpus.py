@@ -65,6 +65,23 @@ def test_slow_gpu_is_faulty_if_sharing_is_not_allowed_or_no_other_process_used_i
         assert "another process" not in verdict.reason
 
 
+@pytest.mark.parametrize("stage", ["benchmark", "gang"])
+def test_slow_gpu_is_not_faulty_if_another_process_started_during_the_stage(stage: str) -> None:
+    def change(record: Record) -> Record:
+        launches = tuple(
+            replace(launch, other_processes={"gpu=0": "process 4711 (train)"} if launch.stage == stage else {})
+            for launch in record.launches
+        )
+        return replace(with_processes(0)(record), launches=launches)
+
+    plan = replace(RUN.plan, hosts=(replace(HOST, share_gpus=False),))
+    for verdict in verdicts(plan, change):
+        is_excused = verdict.stage == stage
+        assert (verdict.action == "configure") is is_excused
+        text = "process 4711 (train) used gpu=0: end that process, and measure again"
+        assert (text in verdict.detail) is is_excused
+
+
 def test_wrong_result_is_a_fault_of_the_gpu_even_with_another_process() -> None:
     def change(record: Record) -> Record:
         observations = tuple(
