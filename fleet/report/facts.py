@@ -56,6 +56,8 @@ class HostFacts:
     """The stage with the highest share of stolen processor time, and this share; None if none is above MAX_STOLEN."""
     processors: tuple[int, int] | None = None
     """How many processors the agent could use, and how many the host has; None if it could use all, or if this is unknown."""
+    other_processes: tuple[str, str, str] | None = None
+    """Stage, GPU and process of the first process that used a GPU during a launch and was not part of it; None if none did."""
 
 
 class FactCollector:
@@ -94,6 +96,7 @@ class FactCollector:
             gpus_on_bus=on_bus,
             stolen=_stolen(view),
             processors=limited_processors(view),
+            other_processes=_other_processes(view),
             gpus_under_test=_gpus_under_test(view) if on_bus > len(view.host.devices) else frozenset(),
         )
 
@@ -102,7 +105,15 @@ class FactCollector:
         key = (launch.number, launch.outcome, launch.members, launch.culprit)
         if key not in self._shared:
             self._shared[key] = replace(
-                launch, reason="", ranks=(), log_tail="", observations=(), timeline=None, began="", duration_s=0.0
+                launch,
+                reason="",
+                ranks=(),
+                log_tail="",
+                observations=(),
+                timeline=None,
+                other_processes={},
+                began="",
+                duration_s=0.0,
             )
         shared: Launch = self._shared[key]
         return shared
@@ -135,6 +146,12 @@ def _increases(view: HostView, name: str) -> dict[str, float]:
         if isinstance(value, int | float):
             values.setdefault(snapshot.stage, []).append(float(value))
     return {stage: read[-1] - read[0] for stage, read in values.items()}
+
+
+def _other_processes(view: HostView) -> tuple[str, str, str] | None:
+    """Return `HostFacts.other_processes`."""
+    launches = view.evidence.launches()
+    return next(((item.stage, *use) for item in launches for use in item.other_processes.items()), None)
 
 
 def _gpus_under_test(view: HostView) -> frozenset[str]:

@@ -119,6 +119,7 @@ def acceptance(summary: SummaryInput, decision: str) -> Acceptance:
     lines += [] if plan.rehearsal else low_limits(summary.excesses)
     lines += stolen_time(facts)
     lines += limited_processors(facts)
+    lines += other_processes(facts)
     lines += summary.version_caveats
     lines += replaced_lines(summary.replaced)
     lines += waivers_summary(plan.waivers, summary.exceptions, plan.created, [host.name for host in plan.hosts])
@@ -211,6 +212,20 @@ def limited_processors(facts: Mapping[str, HostFacts]) -> Iterator[SummaryLine]:
     found = {name: host.processors for name, host in facts.items() if host.processors}
     return _caveat_on_hosts(
         "Processors limited", text, {name: f"{usable} of {all_}" for name, (usable, all_) in found.items()}
+    )
+
+
+def other_processes(facts: Mapping[str, HostFacts]) -> Iterator[SummaryLine]:
+    """Yield a caveat if processes that were not part of a launch used GPUs during it."""
+    text = (
+        "another process used a GPU during a launch, so rates of the stage may be low, or memory short, without a fault of the "
+        "GPU"
+    )
+    uses = {name: host.other_processes for name, host in facts.items() if host.other_processes}
+    return _caveat_on_hosts(
+        "GPUs in use",
+        text,
+        {name: f"{gpu} in stage {stage}: {process}" for name, (stage, gpu, process) in uses.items()},
     )
 
 

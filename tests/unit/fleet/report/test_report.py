@@ -103,6 +103,17 @@ def test_stolen_processor_time_of_a_stage_above_the_limit_is_a_caveat(
     assert bool(text) == bool(share)
 
 
+def test_hosts_whose_gpus_another_process_used_during_a_launch_are_a_caveat() -> None:
+    plan = builders.plan("h1", "h2", profile="smoke")
+    evidence = builders.evidence(plan)
+    *others, last = evidence["h2"].records
+    [launch] = last.launches
+    used = replace(launch, other_processes={"gpu=1": "process 4711 (train)"})
+    evidence["h2"] = Evidence(records=(*others, replace(last, launches=(used,))))
+    [line] = [item for item in merge(plan, evidence, FEW_CRITERIA).acceptance.lines if item.title == "GPUs in use"]
+    assert line.text.endswith(f": h2 (gpu=1 in stage {launch.stage}: process 4711 (train))")
+
+
 def test_accepted_run_exits_0_and_writes_its_reports(run: Path) -> None:
     process = rackproof("report", run)
     assert (process.returncode, process.stderr) == (0, "")
