@@ -161,8 +161,8 @@ def output_of(name: str) -> Output | None:
     """Return the output whose observations have that name; None if no benchmark has such an output."""
     if name == DURATION.name:
         return DURATION
-    entries = (output for entry in BENCHMARKS.values() for output in entry.outputs)
-    return next((output for output in entries if output.makes(name)), None)
+    outputs = (output for benchmark in BENCHMARKS.values() for output in benchmark.outputs)
+    return next((output for output in outputs if output.makes(name)), None)
 
 
 def _in_name(key: str, output: Output) -> bool:

@@ -86,7 +86,7 @@ class GpmCounters:
         return values
 
     def free(self) -> None:
-        """Free the samples. Call this after an error, and before this object is dropped."""
+        """Free the samples. Must be called before this object is dropped."""
         for sample in (self._previous, self._spare):
             if sample is not None:
                 try_read(lambda: call("nvmlGpmSampleFree", sample))  # noqa: B023

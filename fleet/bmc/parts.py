@@ -10,7 +10,7 @@ from fleet.bmc.client import RedfishSession, Resource
 from fleet.bmc.target import BmcError, clean_text
 
 _OF_THE_SYSTEM = re.compile(r"bmc|bios|uefi|erot", re.IGNORECASE)
-"""Names of firmware that must be the same on all hosts, whichever board it runs on."""
+"""Matches names of firmware whose version must be the same on all hosts, whichever board it runs on."""
 _POWER_SUPPLY = re.compile(r"psu|power.?suppl", re.IGNORECASE)
 _FIRMWARE_WORD = re.compile(r"(?<![a-z])(?:fw|inforom)_", re.IGNORECASE)
 """Words in names of NVIDIA's firmware that the name of the part lacks: the part `HGX_GPU_SXM_1` has the firmware
@@ -82,6 +82,8 @@ class Parts:
 
 def _model(part: Resource) -> str:
     """Return manufacturer, model and part number of a part. If it has neither model nor part number, the SKU replaces them.
+
+    Return an empty text if it has none of these three.
 
     The SKU of a retimer on an HGX board names its vendor. If there is a model or part number, the SKU is not used: on a
     Dell chassis it is the serial.

@@ -31,9 +31,10 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Add rma to the command."""
     verb = verbs.add_parser(
         "rma",
-        help="write what a vendor needs for each failed part of a reported run: rma/<serial>/ in the run directory",
+        help="write what a vendor needs for each part that the report says to return, inspect or reseat: rma/<serial>/ in the run "
+        "directory",
         description="Prints the causes of the report with their actions; with --serial or --host, only those of the named parts. "
-        "Writes rma/<serial>/ (README.md, part.json, observations.csv) for every part of a host to return, inspect or reseat.",
+        "Writes rma/<serial>/ (README.md, part.json, observations.csv) for every part in a host that must be returned, inspected or reseated.",
         epilog="examples: rackproof rma; rackproof rma runs/rack12; rackproof rma runs/rack12 --serial 1650123000456 --zip; "
         "rackproof rma --serial 1650123000456 --reason 'RackproofFatalXid: XID 79'. "
         "Exit codes: 0 written, or no part needs work; 2 no valid report of this run; 64 the named host or part has no failure.",
@@ -43,9 +44,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--serial",
         help="only the part with this serial, even if the report does not say to return, inspect or reseat it",
     )
-    verb.add_argument(
-        "--host", help="only the failed parts of this host, even if their failures need no work on the part itself"
-    )
+    verb.add_argument("--host", help="only the failed parts of this host, including those that need no work themselves")
     verb.add_argument(
         "--reason",
         help="return the part of --serial for this reason, such as an alert, even if the run found no failure in it",
@@ -54,7 +53,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     verb.add_argument(
         "--json",
         action="store_true",
-        help="print the causes as JSON, each with its host, part, serial, slot, action and the path of rma/<serial>",
+        help="print the causes as JSON, each with host, place, serial, slot, action, and the path of its package",
     )
     verb.set_defaults(call=call)
 
@@ -163,7 +162,7 @@ def _evidence(run: Run, part: FailedPart) -> Evidence:
 def _nothing_written(
     options: argparse.Namespace, failed: Sequence[FailedPart], entries: Sequence[tuple[FailedPart, Mapping[str, Any]]]
 ) -> str:
-    """Return the error message if `--host` and `--serial` select no failed part."""
+    """Return the error message if `--host` and `--serial` select no failed part (with `--reason`: no part)."""
     if options.reason is not None:
         searched = clean(options.host) if options.host is not None else "any host of this run"
         return f"{clean(options.serial)}: no part of {searched} has this serial; give the run and the host that had the part"
@@ -178,7 +177,7 @@ def _nothing_written(
 def _observations(facts: ReportFacts, run: Run, part: FailedPart) -> str:
     """Return observations.csv: the observations of the part, and some of other parts of its host.
 
-    An observation of another part is included if a failed verdict on it is attributed to this part.
+    An observation of another part is included if its verdict failed and is attributed to this part.
     """
     head = SharedFields(mark=facts.mark, run_id=run.plan.run_id)
     observed = rows(part.host, facts.racks.get(part.host, ""), _evidence(run, part), [*part.findings, *part.open])

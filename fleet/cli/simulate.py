@@ -26,8 +26,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "simulate",
         help="write the run of a simulated fleet with given faults; its report says SIMULATED",
         description="Writes a run directory as if the hosts of a simulated fleet had been measured: a real plan, and records "
-        "drawn from measurements of real GPUs. `rackproof report RUN_DIR` judges it. Everything is marked as simulated and "
-        "cannot accept hardware.",
+        "drawn from measurements of real GPUs. `rackproof report RUN_DIR` judges it. Its report says SIMULATED and cannot "
+        "accept hardware.",
         epilog="example: rackproof simulate runs/demo --hosts 64 --racks 8 --fault ecc --fault slow_nic:r03-h02:5 "
         f"--fault unreachable. Kinds of faults: {', '.join(FAULTS)}",
     )
@@ -105,7 +105,7 @@ def call(options: argparse.Namespace) -> int:
         }))  # fmt: skip
         return 0
     print(f"SIMULATED run {plan.run_id}: profile {plan.profile}, {counted(len(plan.hosts), 'host')}, {counted(gpus, 'GPU')}, "
-          f"{time.monotonic() - began:.1f} s")  # fmt: skip
+          f"written in {time.monotonic() - began:.1f} s")  # fmt: skip
     for item in faults:
         print(f"fault {item}")
     print(f"next: rackproof report {directory}")

@@ -55,7 +55,7 @@ class Plot:
     band: str
     median: str
     racks: tuple[Line, ...]
-    marks: tuple[Mark, ...]
+    drivers: tuple[Mark, ...]
 
 
 def plots(
@@ -179,7 +179,7 @@ def _plot(
         racks=tuple(
             Line(path=_path(values, x, y), title=f"rack {clean(rack)}") for rack, values in racks.items() if len(values) > 1
         ),
-        marks=tuple(
+        drivers=tuple(
             Mark(x=x(at), title=f"{month}: driver {', '.join(map(clean, drivers[month]))}")
             for at, month in enumerate(months) if month in drivers
         ),

@@ -1,6 +1,6 @@
-"""Test that each GPU of a board is compared, waived and remembered by itself, although the GPUs report one serial.
+"""Each GPU of a board has its own comparison, waiver, baseline and history, although the GPUs report one serial.
 
-On each host of the simulated runs, GPUs 0 and 1 have one serial, and GPUs 2 and 3 another one.
+In runs that `on_boards` changes, GPUs 0 and 1 of each host have one serial, and GPUs 2 and 3 another one.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def accepted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Change], tup
 @pytest.mark.parametrize(
     ("host", "present"),
     [("r01-h02", []), ("r01-h02", [3]), ("r01-h99", [0, 1, 2, 3])],
-    ids=["GPUs of the accepted host", "one GPU of a board is left", "the boards are in a host without a baseline"],
+    ids=["no GPU is left", "one GPU of a board is left", "the boards are in a host without a baseline"],
 )
 def test_baseline_of_each_gpu_of_a_board_is_found(
     accepted: Callable[[Change], tuple[Path, Path, list[str]]], host: str, present: list[int]
@@ -97,7 +97,7 @@ def test_shared_serials_change_nothing_in_what_diff_finds(
         assert {host for _, host, _, _ in found} >= {"r01-h01", "r01-h02"}, "diff must find both faults"
 
 
-def test_returned_gpu_of_a_board_is_new_and_its_neighbour_is_unchanged(tmp_path: Path) -> None:
+def test_gpu_that_reappears_on_a_board_is_new_and_its_neighbour_is_unchanged(tmp_path: Path) -> None:
     before = simulate(tmp_path / "before", "missing_gpu:r01-h02:0", change=on_boards)
     after = simulate(tmp_path / "after", day=2, change=on_boards)
     assert {item for item in changes(before, after) if item[3] == "GPU"} == {("new", "r01-h02", "gpu=0", "GPU")}

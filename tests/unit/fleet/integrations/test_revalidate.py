@@ -237,7 +237,7 @@ def test_node_that_is_out_of_service_without_a_drain_is_neither_drained_nor_resu
 
 
 @pytest.mark.parametrize("state", ["IDLE", "MIXED*", "ALLOCATED+COMPLETING", "IDLE+CLOUD", "IDLE+PLANNED", "MIXED-"])
-def test_healthy_node_is_drained(slurm: FakeScheduler, state: str) -> None:
+def test_node_in_service_is_drained(slurm: FakeScheduler, state: str) -> None:
     slurm.put(**{"state-n1": state})
     assert slurm.drain_or_ask() == {}  # the fake node is idle after the drain: its jobs have ended
     assert slurm.changes() == [drain("n1"), drain("n2")]
@@ -493,17 +493,17 @@ def test_host_with_a_gpu_process_is_inspected_but_not_measured(tmp_path: Path, l
 
 def hours_ago(host: Host, record: Record, *, hours: int = 4) -> bytes:
     """Shift the times of the record so that it ended `hours` ago. Write it as the record of the host, and return its text."""
-    end = datetime.fromisoformat(record.ended) - datetime.now(UTC)
+    since_end = datetime.now(UTC) - datetime.fromisoformat(record.ended)
     path = host.run / "record.json"
-    documents.write(path, to_json(shifted_by(record, -end - timedelta(hours=hours))))
+    documents.write(path, to_json(shifted_by(record, since_end - timedelta(hours=hours))))
     return path.read_bytes()
 
 
 @pytest.mark.parametrize("stages", ["none", "all", "first"])
-def test_host_that_is_in_use_again_hours_later_has_no_contradictory_record(
+def test_record_of_host_that_is_in_use_again_hours_later_does_not_contradict_itself(
     tmp_path: Path, library: Path, stages: str
 ) -> None:
-    """`stages`: those that were measured before the host was in use."""
+    """`stages`: those in the record of the host when it is in use again."""
     host = Host(tmp_path, library, rackproof_gang="rack" if stages == "first" else "none")
     process = "gpu.1.ComputeRunningProcesses=4711"
     assert host.busy(process).returncode == 1
@@ -713,8 +713,8 @@ def test_notification_is_printed_only_for_requested_states(tmp_path: Path, capsy
 def test_notification_lists_causes_and_limits_the_number_of_lines(tmp_path: Path) -> None:
     """The order is: at most 5 lines with counts or caveats, the causes, the number of omitted lines, the other failed hosts.
 
-    If a report has no causes, its summary is listed without the lines about checks. At most 12 lines are listed. The number of
-    omitted lines is an additional line.
+    If a report has no causes, its summary is listed without the lines about checks. At most 12 lines are listed. If lines
+    are omitted, one more line states how many.
     """
     report, plan = judged(tmp_path, lambda plan, directory: None)
     lines = {
@@ -822,7 +822,7 @@ if sys.argv[-1].endswith("revalidate.yml"):
     os.utime(run / "report.json")
 (run / "notified.json").write_text('{"sent": true, "drained": []}')
 """
-"""Fake ansible-playbook. It logs the playbook, the run id, the inventory and the extra variables.
+"""Fake ansible-playbook. It logs playbook, run id and inventory, and keeps the extra variables of the latest call.
 
 If there is a file `fails` beside this program, it then exits with 4. Otherwise it writes `notified.json` to the run directory.
 For the playbook revalidate.yml, it also copies the files in `playbook_files`, a directory beside this program, to the run

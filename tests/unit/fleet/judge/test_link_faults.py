@@ -1,7 +1,7 @@
 """In an NVLink domain, failures because of XID 145 are attributed to the GPU with the dead NVLink.
 
-That GPU reports a fatal XID 149. A failure of `xid.last_seen` does not name an XID. It is attributed in the same way if the host,
-or the GPU that the failure is attributed to, reports XIDs, but none other than 145, 149 and 45.
+That GPU reports a fatal XID 149. A failure of `xid.last_seen` does not name an XID. It too is attributed to the GPU with the
+dead NVLink if all reported XIDs are 145, 149 or 45. The XIDs are those of the GPU in `Verdict.part`, or of the host if that is empty.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def test_failure_of_xid_last_seen_follows_from_a_dead_link_only_if_the_log_has_x
 
 
 @pytest.mark.parametrize(("part", "follows"), [("", False), ("gpu=0", True), ("gpu=1", False)])
-def test_only_the_xids_of_the_gpu_count_if_xid_last_seen_is_attributed_to_one(part: str, follows: bool) -> None:
+def test_xids_of_other_gpus_are_ignored_if_the_failure_of_xid_last_seen_names_a_gpu(part: str, follows: bool) -> None:
     log = Metric(name="xid.count", unit="1", values={"gpu=0,xid=145": 1, "gpu=1,xid=145": 1, "gpu=1,xid=94": 1})
     verdict = failure(name="xid.last_seen", scope="host", part=part)
     assert (attributed(verdict, views(h1=log)) != verdict) is follows
@@ -126,7 +126,7 @@ def test_no_gpu_is_named_without_a_fatal_xid_149(dead: Metric) -> None:
     assert attributed(failure(), views(dead)) == failure()
 
 
-def test_hosts_of_other_domains_are_not_affected() -> None:
+def test_hosts_outside_a_domain_are_not_affected_by_each_other() -> None:
     hosts = views(plan=SEPARATE)
     assert attributed(failure(), hosts) == failure()
     assert attributed(failure(host="h2"), hosts).params["follows_host"] == "h2"

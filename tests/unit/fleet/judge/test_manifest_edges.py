@@ -135,7 +135,7 @@ def test_location_of_a_misplaced_part_is_named() -> None:
     assert judged(replace(plan, rehearsal=True)) == judged(replace(plan, manifest=())) == []
 
 
-def test_ordered_adapter_is_not_reported_as_absent_if_the_guid_of_an_adapter_cannot_be_read() -> None:
+def test_ordered_adapter_is_not_reported_as_missing_if_the_guid_of_an_adapter_cannot_be_read() -> None:
     plan = ordered_plan(ordered_part("ffff:0000:0000:0001"))
     for value, absent, why in ((None, "error: x", "hca=a does not report its GUID"), (GUID, "", ""), ("", "", "")):
         observed = reading(value, name=HCA, scope="hca=a", absent=absent)

@@ -1,4 +1,7 @@
-"""A PCIe link that is as fast as its slot allows is a matter of configuration; a link below that is a bad contact."""
+"""A PCIe link that fails has the action `reseat`, or `configure` if reseating cannot help.
+
+Reseating cannot help if the slot allows no more, or if all GPUs in virtual machines have equally few lanes.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +91,7 @@ def widths(plan_hosts: Mapping[str, tuple[int, ...]], *, virtual: bool = True) -
 
 
 @pytest.mark.parametrize("hosts", [{"h1": (8,)}, {"h1": (8, 8)}, {"h1": (8, 8), "h2": (8, 8)}], ids=str)
-def test_gpus_of_virtual_machines_that_all_have_fewer_lanes_are_a_matter_of_configuration(
+def test_action_is_configure_if_all_gpus_in_virtual_machines_have_equally_few_lanes(
     hosts: dict[str, tuple[int, ...]],
 ) -> None:
     assert set(widths(hosts).values()) == {"configure"}
@@ -96,7 +99,7 @@ def test_gpus_of_virtual_machines_that_all_have_fewer_lanes_are_a_matter_of_conf
 
 
 @pytest.mark.parametrize("hosts", [{"h1": (8, 16)}, {"h1": (8, 4)}, {"h1": (8, 8), "h2": (16, 16)}], ids=str)
-def test_gpu_with_fewer_lanes_than_another_is_reseated(hosts: dict[str, tuple[int, ...]]) -> None:
+def test_failing_gpus_are_reseated_if_their_numbers_of_lanes_differ(hosts: dict[str, tuple[int, ...]]) -> None:
     assert set(widths(hosts).values()) == {"reseat"}
 
 
@@ -108,9 +111,9 @@ def test_gpu_of_a_virtual_machine_with_fewer_lanes_than_in_its_accepted_record_i
         Metric(name="host.virtual_machine", unit="1", values={"host": True}),
         Metric(name="gpu.pcie.width", unit="1", values={"gpu=0": 8}),
     )
-    of_sheet = criterion("gpu.pcie.width", id="sheet", value=16)
+    of_datasheet = criterion("gpu.pcie.width", id="sheet", value=16)
     of_record = criterion("gpu.pcie.width", id="record", operator="ge", value=None, baseline=VsBaseline(fraction=1.0))
-    view = host_view(one_figure_plan(), "h1", *metrics, packs=[pack(of_sheet, of_record)])
+    view = host_view(one_figure_plan(), "h1", *metrics, packs=[pack(of_datasheet, of_record)])
     lanes = LaneCounts()
     lanes.add(view)
     failed = [
