@@ -62,15 +62,15 @@ class GpmCounters:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._previous: Any = None
-        self._spare: Any = None
+        self._newest: Any = None
+        self._older: Any = None
         self._sampled_at = 0.0
         self._values: GpmValues = {}
 
     @property
     def has_sample(self) -> bool:
         """Whether a sample is allocated."""
-        return self._previous is not None
+        return self._newest is not None
 
     def read(self, gpu: NvmlGpu) -> GpmValues:
         """Return the value of each of GPM_KINDS, as a mean over the time since the previous sample, or why it is absent.
@@ -87,31 +87,31 @@ class GpmCounters:
 
     def free(self) -> None:
         """Free the samples. Must be called before this object is dropped."""
-        for sample in (self._previous, self._spare):
+        for sample in (self._newest, self._older):
             if sample is not None:
                 try_read(lambda: call("nvmlGpmSampleFree", sample))  # noqa: B023
-        self._previous = self._spare = None
+        self._newest = self._older = None
 
     def _read(self, gpu: NvmlGpu) -> GpmValues:
         try:
-            if self._previous is None:
+            if self._newest is None:
                 self._start(gpu)
             self._sampled_at = self._clock()
-            sample = self._sample(gpu, self._spare)
+            sample = self._sample(gpu, self._older)
         except (nvml.NVMLError, ReadingError) as error:
             self.free()
             if isinstance(error, nvml.NVMLError_NoPermission):
                 raise unsupported_error(_ROOT_ONLY) from None
             raise
-        self._previous, self._spare = sample, self._previous
-        return _compare(self._spare, sample)
+        self._newest, self._older = sample, self._newest
+        return _compare(self._older, sample)
 
     def _start(self, gpu: NvmlGpu) -> None:
         """Take the first sample and wait, because values need two samples."""
         if not call("nvmlGpmQueryDeviceSupport", gpu.handle).isSupportedDevice:
             raise unsupported_error("the GPU has no GPM (introduced with Hopper)")
-        self._previous, self._spare = call("nvmlGpmSampleAlloc"), call("nvmlGpmSampleAlloc")
-        self._sample(gpu, self._previous)
+        self._newest, self._older = call("nvmlGpmSampleAlloc"), call("nvmlGpmSampleAlloc")
+        self._sample(gpu, self._newest)
         time.sleep(FIRST_INTERVAL_S)
 
     def _sample(self, gpu: NvmlGpu, memory: Any) -> Any:

@@ -43,7 +43,7 @@ class Parts:
             self._power_supplies.setdefault(position if number is None else number, set()).add(_model(supply))
 
     def model_of(self, firmware: Resource, component: str) -> str:
-        """Return the model of the part that has this firmware (`_model`); empty if it is not known.
+        """Return the model of the part that has this firmware, as `_model` returns it; empty if it is not known.
 
         Args:
             firmware: the entry of the firmware inventory.

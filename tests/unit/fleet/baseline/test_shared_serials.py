@@ -1,6 +1,6 @@
 """Each GPU of a board has its own comparison, waiver, baseline and history, although the GPUs report one serial.
 
-In runs that `on_boards` changes, GPUs 0 and 1 of each host have one serial, and GPUs 2 and 3 another one.
+In simulated runs with the change `on_boards`, GPUs 0 and 1 of each host have one serial, and GPUs 2 and 3 another one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def lines(*arguments: object) -> tuple[int, list[str]]:
 
 
 def changes(*directories: Path) -> set[tuple[str, str, str, str]]:
-    """Return (kind, host, scope, what has changed) for each change that `rackproof diff` counts."""
+    """Return (kind, host, scope, what has changed) for each change because of which `rackproof diff` exits with 1."""
     document = json.loads(rackproof("diff", *directories, "--json").stdout)
     return {
         (item["kind"], item["host"], item["scope"], item["what"])
@@ -168,6 +168,7 @@ def test_history_tells_failures_of_gpus_on_one_board_apart(tmp_path: Path) -> No
 
 
 def test_history_marks_no_gpu_of_a_board_as_duplicate(tmp_path: Path) -> None:
+    """The history stores the UUID of a GPU as its serial if several GPUs of the host report one serial."""
     assert call("report", simulate(tmp_path / "r1", change=on_boards), "--history", tmp_path / "history") == 0
     query = "select count(distinct serial) as gpus, bool_or(duplicate) as twice from figures where serial <> ''"
     done = rackproof("history", "sql", query, "--history", tmp_path / "history", "--kind", "simulated", "--csv")

@@ -378,7 +378,7 @@ UNMARK = "annotate node n1 rackproof/drained-by-"
 
 
 def test_annotation_is_removed_if_the_node_cannot_be_cordoned(kubernetes: FakeScheduler) -> None:
-    """If the annotation remained, a later cordon by an administrator would be mistaken for one by Rackproof."""
+    """An annotation that is already on the node is removed too. If it remained, a later cordon by an administrator would be mistaken for one by Rackproof."""
     kubernetes.put(**{"no-cordon": "", "mark-n1": '"rackproof/drained-by": "rackproof:r1"'})
     assert kubernetes.drain_or_ask()["h1"].startswith("node n1 could not be drained: kubectl exited with 1")
     assert (kubernetes.path / "mark-n1").read_text().strip() == ""
@@ -503,7 +503,7 @@ def hours_ago(host: Host, record: Record, *, hours: int = 4) -> bytes:
 def test_record_of_host_that_is_in_use_again_hours_later_does_not_contradict_itself(
     tmp_path: Path, library: Path, stages: str
 ) -> None:
-    """`stages`: those in the record of the host when it is in use again."""
+    """`stages`: the stages that were measured before the host was in use for the second time."""
     host = Host(tmp_path, library, rackproof_gang="rack" if stages == "first" else "none")
     process = "gpu.1.ComputeRunningProcesses=4711"
     assert host.busy(process).returncode == 1
@@ -522,7 +522,7 @@ def test_record_of_host_that_is_in_use_again_hours_later_does_not_contradict_its
     verdicts = [item for item in report.verdicts if item.host == "h1" and item.verdict == INCONCLUSIVE]
     assert [item.reason for item in verdicts if item.name == "record"] == []
     if stages == "none":
-        # The machine that runs this test lacks readings that a GPU host has. They are missing, and contradict nothing.
+        # The machine that runs this test lacks readings that a GPU host has. So some verdicts are MISSING.
         assert {item.kind for item in verdicts} - {VerdictKind.MISSING} == {VerdictKind.IN_USE}
 
 
@@ -711,7 +711,7 @@ def test_notification_is_printed_only_for_requested_states(tmp_path: Path, capsy
 
 
 def test_notification_lists_causes_and_limits_the_number_of_lines(tmp_path: Path) -> None:
-    """The order is: at most 5 lines with counts or caveats, the causes, the number of omitted lines, the other failed hosts.
+    """The order is: at most 5 lines with counts or caveats, the causes, the number of omitted lines, the line `Failed as well`.
 
     If a report has no causes, its summary is listed without the lines about checks. At most 12 lines are listed. If lines
     are omitted, one more line states how many.
@@ -921,7 +921,7 @@ def test_incomplete_second_run_of_a_day_is_resumed(scheduled: ScheduledRevalidat
 def test_name_leaves_room_for_the_time_of_day(
     scheduled: ScheduledRevalidation, length: int, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A run id has at most 64 characters: `--name`, the date (here `-1`) and possibly the time of day, such as `-1405`."""
+    """A run id has at most 64 characters: `--name`, the date (here `-1`) and five for the time of day, such as `-1405`."""
     name = "r" * length
     assert main(["revalidate", "-i", "x,", f"--runs={scheduled.runs}", f"--name={name}", "--date=1"]) == code
     if code:

@@ -67,7 +67,7 @@ def test_action_is_configure_only_if_the_link_is_as_fast_as_its_slot_allows(
     assert verdict.reason.endswith(REMEDY) == (action == "configure")
 
 
-def widths(plan_hosts: Mapping[str, tuple[int, ...]], *, virtual: bool = True) -> dict[str, str]:
+def actions(plan_hosts: Mapping[str, tuple[int, ...]], *, virtual: bool = True) -> dict[str, str]:
     """Return `HOST GPU` -> action, for each GPU that fails because of its lanes; `plan_hosts`: host -> lanes of its GPUs."""
     count = len(next(iter(plan_hosts.values())))
     plan = builders.plan(*plan_hosts, profile="smoke", gpu_count=count, rackproof_gang="none")
@@ -94,13 +94,13 @@ def widths(plan_hosts: Mapping[str, tuple[int, ...]], *, virtual: bool = True) -
 def test_action_is_configure_if_all_gpus_in_virtual_machines_have_equally_few_lanes(
     hosts: dict[str, tuple[int, ...]],
 ) -> None:
-    assert set(widths(hosts).values()) == {"configure"}
-    assert set(widths(hosts, virtual=False).values()) == {"reseat"}
+    assert set(actions(hosts).values()) == {"configure"}
+    assert set(actions(hosts, virtual=False).values()) == {"reseat"}
 
 
 @pytest.mark.parametrize("hosts", [{"h1": (8, 16)}, {"h1": (8, 4)}, {"h1": (8, 8), "h2": (16, 16)}], ids=str)
 def test_failing_gpus_are_reseated_if_their_numbers_of_lanes_differ(hosts: dict[str, tuple[int, ...]]) -> None:
-    assert set(widths(hosts).values()) == {"reseat"}
+    assert set(actions(hosts).values()) == {"reseat"}
 
 
 @pytest.mark.parametrize(("had_more", "action"), [(True, "reseat"), (False, "configure")])
