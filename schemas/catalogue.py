@@ -70,8 +70,8 @@ def value_problem(benchmark: str, key: str, value: Any) -> str:
 
 
 _OPEN_LISTS = frozenset({"data_directories", "compiled_variants"})
-"""Lists that may be empty, and may have any texts, not only those in the benchmark's choices or default. Another list may be empty
-only if its default is."""
+"""Lists that may be empty, and may have any texts, not only those in the benchmark's choices or default. Another list may be
+empty only if its default is."""
 
 
 def _has_type(item: object, example: object) -> bool:

@@ -31,10 +31,11 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Add rma to the command."""
     verb = verbs.add_parser(
         "rma",
-        help="write what a vendor needs for each part that the report says to return, inspect or reseat: rma/<serial>/ in the run "
-        "directory",
+        help="write what a vendor needs for each part that the report says to return, inspect or reseat: rma/<serial>/ in the "
+        "run directory",
         description="Prints the causes of the report with their actions; with --serial or --host, only those of the named parts. "
-        "Writes rma/<serial>/ (README.md, part.json, observations.csv) for every part in a host that must be returned, inspected or reseated.",
+        "Writes rma/<serial>/ (README.md, part.json, observations.csv) for every part in a host that must be returned, inspected "
+        "or reseated.",
         epilog="examples: rackproof rma; rackproof rma runs/rack12; rackproof rma runs/rack12 --serial 1650123000456 --zip; "
         "rackproof rma --serial 1650123000456 --reason 'RackproofFatalXid: XID 79'. "
         "Exit codes: 0 written, or no part needs work; 2 no valid report of this run; 64 the named host or part has no failure.",

@@ -1,6 +1,7 @@
 """The generated tables of docs/criteria.md show what `rackproof power` prints for the accepted runs in docs/measurements.
 
-The part `detection` is the output with `--pool --markdown`, after a line with the names of the runs; the part `planted faults` the output with `--planted-faults`.
+The part `detection` is a line with the names of the runs, and then the output with `--pool --markdown`. The part `planted faults`
+is the output with `--planted-faults`.
 """
 
 from __future__ import annotations

@@ -378,7 +378,10 @@ UNMARK = "annotate node n1 rackproof/drained-by-"
 
 
 def test_annotation_is_removed_if_the_node_cannot_be_cordoned(kubernetes: FakeScheduler) -> None:
-    """An annotation that is already on the node is removed too. If it remained, a later cordon by an administrator would be mistaken for one by Rackproof."""
+    """An annotation that is already on the node is removed too.
+
+    If it remained, a later cordon by an administrator would be mistaken for one by Rackproof.
+    """
     kubernetes.put(**{"no-cordon": "", "mark-n1": '"rackproof/drained-by": "rackproof:r1"'})
     assert kubernetes.drain_or_ask()["h1"].startswith("node n1 could not be drained: kubectl exited with 1")
     assert (kubernetes.path / "mark-n1").read_text().strip() == ""
