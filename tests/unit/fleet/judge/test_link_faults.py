@@ -1,8 +1,8 @@
 """In an NVLink domain, failures because of XID 145 are attributed to the GPU with the dead NVLink.
 
 That GPU reports a fatal XID 149. A failure of `xid.last_seen` does not name an XID. It too is attributed to the GPU with the
-dead NVLink if all reported XIDs are 145, 149 or 45. The XIDs are those of the GPU in `Verdict.part`, or of the host if there is no
-part.
+dead NVLink if all reported XIDs are 145, 149 or 45. The XIDs are those of the GPU in `Verdict.part`, or if there is no
+part, of the host.
 """
 
 from __future__ import annotations
