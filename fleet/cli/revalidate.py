@@ -24,7 +24,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     verb.add_argument(
         "--date",
         default="%Y%m%d",
-        help="suffix of the run id: the time in UTC, in strftime format (default: %(default)s)",
+        help="suffix of the run id: the local time, in strftime format (default: %(default)s)",
     )
     verb.add_argument(
         "--runs", type=Path, default=ROOT / "runs", help="directory of the runs (default: runs, next to playbooks)"

@@ -111,7 +111,8 @@ def _directory(options: argparse.Namespace) -> Path:
     This is the directory of the newest run with the given name and date. If that run was accepted or rejected and is not locked,
     a new run is started instead, and its id also has the time of day.
     """
-    now = datetime.now(UTC)
+    # Timers start by local time. The UTC date may be the same for the runs of two local days.
+    now = datetime.now(UTC).astimezone()
     try:
         run_id = f"{options.name}-{now.strftime(options.date)}"
     except ValueError as error:

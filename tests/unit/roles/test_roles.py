@@ -512,6 +512,7 @@ def rendered_templates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     exporter |= {"rackproof_exporter_compat": ["1.0", "dcgm"]}
     cron = {"rackproof_schedule_repository": "https://me%40here:pass@git.example/r.git", "item": "rack1"}
     cron |= {"rackproof_schedule_inventories": {"rack1": "hosts.yml"}, "rackproof_runs_directory": "runs"}
+    cron |= {"_schedule_start": {"stdout": '{"rack1": 121}'}}
     tasks = [
         {
             "ansible.builtin.template": {
@@ -903,6 +904,7 @@ def site(tmp_path: Path) -> Path:
         **defaults("schedule"),
         **role_vars("schedule"),
         "rackproof_schedule_repository": str(upstream),
+        "_schedule_start": {"stdout": '{"rack1": 121}'},
         "item": "rack1",
     }
     variables |= {"rackproof_schedule_inventories": {"rack1": "hosts.yml"}, "rackproof_runs_directory": "runs"}

@@ -871,11 +871,41 @@ def test_second_run_of_a_day_has_its_own_run_id(
     assert f"run r-1 was already accepted or rejected: starting run {second}" in capsys.readouterr().err
 
 
+def set_clock(monkeypatch: pytest.MonkeyPatch, moment: datetime) -> None:
+    clock = SimpleNamespace(now=lambda zone: moment.astimezone(zone))
+    monkeypatch.setattr("fleet.integrations.revalidate.datetime", clock)
+
+
+ZONES = ("UTC0", "EET-2EEST,M3.5.0/3,M10.5.0/4", "JST-9", "PST8PDT,M3.2.0,M11.1.0")
+
+
+@pytest.mark.parametrize("zone", ZONES)
+@pytest.mark.parametrize("hour", [1, 10, 20])
+def test_run_of_another_local_day_is_not_resumed(
+    scheduled: ScheduledRevalidation, monkeypatch: pytest.MonkeyPatch, zone: str, hour: int
+) -> None:
+    """A timer starts each day at the same local time. Yesterday's run may have begun late, and may be incomplete."""
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        documents.write(
+            scheduled.playbook_files / "report.json",
+            {**json.loads((scheduled.playbook_files / "report.json").read_text()), "decision": "incomplete"},
+        )
+        arguments = ["revalidate", "-i", "x,", f"--runs={scheduled.runs}", "--name=r"]
+        for local in (datetime(2026, 3, 29, hour, 30), datetime(2026, 3, 29, 23, 30), datetime(2026, 3, 30, 2, 30)):
+            set_clock(monkeypatch, local.astimezone())
+            assert main(arguments) == 2
+        assert scheduled.played() == ["revalidate r-20260329"] * 2 + ["revalidate r-20260330"]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
 def test_third_run_of_a_day_is_refused_in_the_same_minute_as_the_second(
     scheduled: ScheduledRevalidation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    clock = SimpleNamespace(now=lambda zone: datetime(2026, 11, 21, 14, 5, tzinfo=zone))
-    monkeypatch.setattr("fleet.integrations.revalidate.datetime", clock)
+    set_clock(monkeypatch, datetime(2026, 11, 21, 14, 5).astimezone())
     assert (scheduled.start(), scheduled.start()) == (0, 0)
     capsys.readouterr()
     assert scheduled.start() == 75
