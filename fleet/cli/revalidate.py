@@ -30,6 +30,12 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--runs", type=Path, default=ROOT / "runs", help="directory of the runs (default: runs, next to playbooks)"
     )
     verb.add_argument(
+        "--may-update",
+        action="store_true",
+        help="measure nothing: exit 0 if no run in --runs is active, so that the checkout may be updated, and 75 if one is. "
+        "Schedules with rackproof_schedule_repository use this option",
+    )
+    verb.add_argument(
         "--not-updated",
         action="store_true",
         help="measure nothing: send the notification that the checkout could not be updated, and exit 2. Schedules with "

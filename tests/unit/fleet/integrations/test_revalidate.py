@@ -34,11 +34,12 @@ from rackproof.main import main
 from schemas import documents
 from schemas.decode import record_from_json
 from schemas.errors import RunError, UsageError
-from schemas.locks import claim
+from schemas.locks import claim, claim_to_json
 from schemas.plans import Plan
 from schemas.records import SKIPPED, Record, to_json
 from schemas.reports import INCONCLUSIVE, VerdictKind
 from schemas.skips import skipped_for
+from schemas.times import utc_now
 from tests import ROOT, builders
 from tests.fakes import nvml
 from tests.unit.fleet.judge.test_consistency import shifted_by
@@ -965,6 +966,23 @@ def test_incomplete_run_is_resumed(scheduled: ScheduledRevalidation) -> None:
     documents.write(scheduled.playbook_files / "report.json", {**report, "decision": "incomplete"})
     assert (scheduled.start(), scheduled.start()) == (2, 2)
     assert scheduled.played() == ["revalidate r-1"] * 2
+
+
+def test_checkout_may_be_updated_only_if_no_run_is_active(
+    scheduled: ScheduledRevalidation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["revalidate", "-i", "x,", f"--runs={scheduled.runs}", "--name=r", "--may-update"]
+    assert main(command) == 0
+    lock = scheduled.runs / "burnin" / "lock.json"
+    lock.parent.mkdir(parents=True)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        lock.write_text(f"{json.dumps(claim_to_json(claim('burnin', scheduled.runs, process.pid, utc_now())))}\n")
+        code, output = main(command), capsys.readouterr().err
+        process.kill()
+    assert code == 75
+    assert "the checkout is not updated, because run burnin is locked by " in output
+    assert main(command) == 0  # the process has ended
+    assert scheduled.played() == []
 
 
 @pytest.mark.parametrize(
