@@ -1,8 +1,8 @@
 """Find figures that became worse because of other software or firmware than when the parts were accepted.
 
-A new driver, NCCL, torch or firmware can change a figure on all parts. If most parts on which the same versions changed miss the
-limit from the baseline, no single part is at fault. The verdicts remain failures, with the kind `software` and the action
-`configure`. A part that is slower than the others still has a failure of its own.
+A new driver, NCCL, torch or firmware, or a new version of Rackproof, can change a figure on all parts. If most parts on which the
+same versions changed miss the limit from the baseline, no single part is at fault. The verdicts remain failures, with the kind
+`software` and the action `configure`. A part that is slower than the others still has a failure of its own.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def changed_versions(view: HostView) -> _Change:
 
 
 def _changes(view: HostView, accepted: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    software = view.evidence.software()
+    software = view.evidence.measuring_software()
     before: dict[str, set[str]] = defaultdict(set)
     for name, version in accepted.items():
         before[name.partition("[")[0]].add(version)

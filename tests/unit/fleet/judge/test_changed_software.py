@@ -46,6 +46,7 @@ def reading(name: str, scope: str = "host") -> Versions:
 WITH_EFFECT: dict[str, Versions] = {
     "nccl": rank_software("nccl"),
     "torch": rank_software("torch"),
+    "rackproof": lambda record, version: replace(record, rackproof=version),
     "driver.version": reading("driver.version"),
     "gpu.vbios_version": reading("gpu.vbios_version", "gpu=0"),
     "software.fabric_manager.version": reading("software.fabric_manager.version"),
