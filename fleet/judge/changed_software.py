@@ -22,6 +22,7 @@ from fleet.judge.outliers import FleetFigures
 from fleet.quantities import counted, finite
 from schemas.records import Value
 from schemas.reports import FAIL, PASS, Verdict, VerdictKind
+from schemas.stages import GANG
 
 MIN_PARTS = 3
 """With fewer parts, it is not known whether the change or a fault of a part is the cause."""
@@ -127,6 +128,12 @@ def _is_floor_of_figure(criterion: Criterion) -> bool:
 
 
 def _share(verdict: Verdict) -> float | None:
+    """Return the value as a share of its limit; None for figures of several hosts.
+
+    All hosts share the network. If it has a fault, their figures become worse together, whatever their software.
+    """
+    if verdict.stage == GANG:
+        return None
     value, limit = finite(verdict.value), finite(verdict.limit)
     return None if value is None or not limit else value / limit
 

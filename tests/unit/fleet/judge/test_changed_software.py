@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fleet.judge.changed_software import _share
 from fleet.judge.criteria import read_packs
 from fleet.judge.judge import judge
 from fleet.records import baseline_store
@@ -16,6 +17,7 @@ from fleet.records.load import load
 from schemas import documents
 from schemas.records import Metric, Observation, Record
 from schemas.reports import FAIL, Verdict, VerdictKind
+from schemas.stages import GANG
 from tests.accepted import Change, call, report_of, run_directory
 
 HOSTS = ("h1", "h2")
@@ -164,3 +166,10 @@ def test_hosts_with_different_changes_are_not_counted_together(tmp_path: Path) -
     record = documents.read(path, "record")
     documents.write(path, {**record, "software": {**record["software"], "nccl": "1.0"}})
     assert {item.kind for item in failures(run)} == {VerdictKind.LIMIT}
+
+
+def test_figures_of_several_hosts_are_not_attributed_to_a_change(tmp_path: Path) -> None:
+    """A fault of the network that the hosts share makes them worse together, too."""
+    (verdict, *_) = failures(later_run(tmp_path, WITH_EFFECT["nccl"], dict.fromkeys(PARTS, LOST)))
+    assert _share(verdict) == pytest.approx(LOST / 0.96)
+    assert _share(replace(verdict, stage=GANG)) is None
