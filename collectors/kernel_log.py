@@ -111,8 +111,11 @@ def read_log(path: Path = KMSG, commands: Sequence[Sequence[str]] = COMMANDS) ->
     oldest = timestamp(ring.first)
     if ring.complete or oldest is None:  # without a time, it is unknown which records are older
         return Log(lines=lines, complete=ring.complete)
-    before = [line for line in _command_lines(commands) if uptime(line) < oldest]
-    return Log(lines=before + lines, complete=bool(before) and reaches_boot(before[0]) and not ring.missed)
+    printed = _command_lines(commands)
+    before = [line for line in printed if uptime(line) < oldest]
+    # A journal that ends before the ring buffer begins, because journald was stopped or its disk was full, lacks records.
+    is_joined = 0 < len(before) < len(printed)
+    return Log(lines=before + lines, complete=is_joined and reaches_boot(before[0]) and not ring.missed)
 
 
 def _command_lines(commands: Sequence[Sequence[str]]) -> list[str]:

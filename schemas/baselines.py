@@ -61,6 +61,8 @@ class Accepted:
     why: str = ""
     waivers: tuple[str, ...] = ()
     """Waivers used on this part: criterion, person and date."""
+    began: str = ""
+    """When the run began; empty if an earlier version of Rackproof added the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +86,7 @@ class PartBaseline:
     host: str
     """The host in which the part was last accepted."""
     runs: tuple[Accepted, ...]
+    """In the order in which the runs began. Host, slot, GPUs, parts and versions are those of the last one."""
     figures: tuple[Level, ...]
     slot: str = ""
     gpus: tuple[Gpu, ...] = ()

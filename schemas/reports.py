@@ -55,6 +55,8 @@ class VerdictKind:
     found model has the same limit."""
     INVENTORY = "inventory"
     """A value was compared with the inventory. No host has what the inventory states, and most have the same other value."""
+    SOFTWARE = "software"
+    """A figure is below the limit from the baseline, and so are those of most parts on which the same versions changed."""
     SWAPPED = "swapped"
     """The cables of some ports are swapped. The verdicts on these ports have the same `detail`.
 

@@ -39,7 +39,7 @@ class Event:
     """An event: a counter rose, a GPU was throttled or did not respond, a round did not finish."""
 
     at_s: float
-    """Seconds from the beginning of the soak to the event."""
+    """Seconds from the beginning of the soak to the event. Interruptions of the soak do not count."""
     until_s: float
     """Seconds from the beginning of the soak to the last repetition of the event. After a long gap, a repetition is a separate
     event."""
@@ -52,7 +52,10 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """All series and events over time. The buckets of all series have the same length, `bucket_s`."""
+    """All series and events over time. The buckets of all series have the same length, `bucket_s`.
+
+    Interruptions of the soak do not count, except in the timelines of earlier versions of Rackproof.
+    """
 
     bucket_s: float
     series: tuple[Series, ...] = ()

@@ -51,8 +51,6 @@ class SoakRun(HostRun):
         self._lock = threading.Lock()
         self._began_at = epoch_seconds(self._state.began)
         self._started: float | None = None
-        self._offset_s = 0.0
-        """Seconds from the start of the soak to the start of this supervisor, interruptions included."""
 
     def _read_state(self) -> Soak:
         """Return the newest saved progress: that of the record, or of the checkpoint, which is also written during a round."""
@@ -94,13 +92,16 @@ class SoakRun(HostRun):
         return self._planned_s - self.soaked_s
 
     def at_s(self, monotonic: float | None = None) -> float:
-        """Return the seconds from the start of the soak to a time of the monotonic clock (None: now)."""
-        return self._offset_s + (time.monotonic() if monotonic is None else monotonic) - (self._started or 0.0)
+        """Return the seconds from the start of the soak to a time of the monotonic clock (None: now), without interruptions.
+
+        With interruptions, a pause of days or a wrong clock would make the buckets of the timeline so long that a drift is hidden
+        in them.
+        """
+        return self._base_s + (time.monotonic() if monotonic is None else monotonic) - (self._started or 0.0)
 
     def start(self) -> None:
         """Start counting the time of the soak."""
         self._started = time.monotonic()
-        self._offset_s = max(0.0, time.time() - self._began_at, self._base_s)
 
     def span(self) -> Span:
         """Return the beginning, the progress, the expected end and the deadline of the soak. Interruptions delay the last two."""

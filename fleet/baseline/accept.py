@@ -104,6 +104,7 @@ def _accepted(run: Run, report: FleetReport, digest: str, by: Approval, waived: 
         at=by.at,
         by=by.who,
         why=by.why,
+        began=run.plan.created,
         waivers=tuple(waivers),
     )
 
@@ -115,10 +116,11 @@ def _levels(state: HostState, part: str) -> tuple[Level, ...]:
 def with_earlier(new: PartBaseline, old: PartBaseline | None) -> PartBaseline:
     """Return `new` with the runs and figures of `old`, the earlier baseline of the same part, added to its own.
 
-    If `old` already contains the run of `new`, the figures of this run are taken from `new`. At most MAX_RUNS runs are kept.
+    If `old` already contains the run of `new`, the figures of this run are taken from `new`. If `old` contains a run that began
+    later, everything but the figures is taken from `old`. The newest MAX_RUNS runs are kept.
 
     Raises:
-        UsageError: `old` contains a different run with the same name.
+        UsageError: `old` contains a different run with the same name, or MAX_RUNS runs that began later.
     """
     if old is None:
         return new
@@ -129,7 +131,14 @@ def with_earlier(new: PartBaseline, old: PartBaseline | None) -> PartBaseline:
                 f"the baseline of {new.id} has another run named {added.run_id}: restart the baseline with --replace, "
                 "or use another run name"
             )
-    runs = (*(run for run in old.runs if run.run_id != added.run_id), added)[-MAX_RUNS:]
+    others = [run for run in old.runs if run.run_id != added.run_id]
+    later = [run for run in others if _beginning(run) > _beginning(added)]
+    if len(later) >= MAX_RUNS:
+        raise UsageError(
+            f"the baseline of {new.id} has {len(later)} runs that began after {added.run_id}, and keeps only the newest "
+            f"{MAX_RUNS}: accept a newer run, or restart the baseline with --replace"
+        )
+    runs = (*(run for run in others if run not in later), added, *later)[-MAX_RUNS:]
     kept_runs = {run.run_id for run in runs}
     old_levels = {level.key: level for level in old.figures}
     new_levels = {level.key: level for level in new.figures}
@@ -138,7 +147,12 @@ def with_earlier(new: PartBaseline, old: PartBaseline | None) -> PartBaseline:
         levels = [_restrict_level(level, kept_runs) for level in (old_levels.get(key), new_levels.get(key)) if level]
         if any(level.values for level in levels):
             figures.append(merge_levels([level for level in levels if level.values]))
-    return replace(new, runs=runs, figures=tuple(figures))
+    return replace(old if later else new, runs=runs, figures=tuple(figures))
+
+
+def _beginning(run: Accepted) -> str:
+    """Return when a run began: at the latest when it was accepted, because the clock may have been wrong when it was planned."""
+    return min(run.began, run.at)
 
 
 def _restrict_level(level: Level, runs: set[str]) -> Level:

@@ -126,7 +126,8 @@ def _accepted(run: Run, baselines: Sequence[PartBaseline], directory: Path) -> s
     gpus = sum(baseline.part == GPU for baseline in baselines)
     kind = baselines[0].kind if baselines else REAL
     mark = "" if kind == REAL else f" ({kind.upper()}: compared only with runs of this kind)"
-    waived = sorted({text for baseline in baselines for text in baseline.runs[-1].waivers})
+    accepted = [item for baseline in baselines for item in baseline.runs if item.run_id == run.plan.run_id]
+    waived = sorted({text for item in accepted for text in item.waivers})
     outliers = sum(level.left_out for baseline in baselines for level in baseline.figures)
     path = baseline_store.kind_directory(directory, kind)
     lines = [

@@ -24,10 +24,16 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     verb.add_argument(
         "--date",
         default="%Y%m%d",
-        help="suffix of the run id: the time in UTC, in strftime format (default: %(default)s)",
+        help="suffix of the run id: the local time, in strftime format (default: %(default)s)",
     )
     verb.add_argument(
         "--runs", type=Path, default=ROOT / "runs", help="directory of the runs (default: runs, next to playbooks)"
+    )
+    verb.add_argument(
+        "--may-update",
+        action="store_true",
+        help="measure nothing: exit 0 if no run in --runs is active, so that the checkout may be updated, and 75 if one is. "
+        "Schedules with rackproof_schedule_repository use this option",
     )
     verb.add_argument(
         "--not-updated",

@@ -446,6 +446,8 @@ def _shared_content(item: _PartProblem) -> tuple[object, ...]:
         return (first.kind, first.value, first.limit, first.action)
     if first.kind == VerdictKind.INVENTORY:
         return (first.kind, first.limit)  # figures of several hosts differ a little
+    if first.kind == VerdictKind.SOFTWARE:
+        return (first.kind, first.detail)
     if first.kind in _SHARED_KINDS:
         has_value = first.verdict == FAIL and first.value is not None
         return (first.kind, first.value, first.limit) if has_value else (first.kind, first.reason, first.user)

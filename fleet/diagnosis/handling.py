@@ -199,6 +199,13 @@ HANDLING = {
             "setting or version on all of them. No single part is at fault.",
         ),
     ),
+    ("software-changed", "configure", ""): Handling(
+        "Install the earlier versions on one host, and measure it again. If its figures are good, keep the earlier versions. Or "
+        "accept the new level: measure the hosts in a full run without rackproof_baseline, then rackproof baseline accept RUN "
+        "--replace.",
+        "if the figures stay low with the earlier versions, compare power, clocks, cooling and settings with those of the "
+        "accepted run.",
+    ),
     ("inventory-fabric", "configure", ""): Handling(
         "Compare rackproof_fabric_gbps with the order. It is the rate of one GPU's port in Gb/s, such as 400, "
         f"not in Mb/s or GB/s, and not that of all ports together. If it is wrong, correct it. {_NEW_RUN}",

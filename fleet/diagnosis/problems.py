@@ -481,6 +481,7 @@ PROBLEMS = (
         kinds=(VerdictKind.SHARED_MACHINE,),
         is_of_host=True,
     ),
+    Problem(id="software-changed", title=words.slow, shown_by=_ALL, kinds=(VerdictKind.SOFTWARE,), confidence=LIKELY),
     Problem(
         id="slow-path",
         title=words.network,

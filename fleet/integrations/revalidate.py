@@ -44,6 +44,8 @@ def revalidate(options: argparse.Namespace) -> int:
     Do nothing and return HELD if another process has locked the run. Do the same if a run that began in the same minute was
     already accepted or rejected, because the new run would get the same id.
     """
+    if options.may_update:
+        return _may_update(options.runs)
     directory = _directory(options)
     run_id = directory.name
     arguments = [argument for source in options.inventory for argument in ("-i", _inventory(source))]
@@ -90,6 +92,18 @@ def revalidate(options: argparse.Namespace) -> int:
     return EXIT_CODES[str(report["decision"])] or (EXIT_CODES[INCOMPLETE] if problems else 0)
 
 
+def _may_update(runs: Path) -> int:
+    """Return 0 if the checkout may be updated, otherwise HELD: a run must end with the version with which it began."""
+    owner = run_lock.running(runs.absolute())
+    if owner is None:
+        return 0
+    print(
+        f"rackproof: the checkout is not updated, because run {owner.run_id} is locked by {owner.who()} since {owner.since}",
+        file=sys.stderr,
+    )
+    return HELD
+
+
 def _inventory(source: str) -> str:
     """Return the absolute path of an inventory, because ansible-playbook runs in the directory of the checkout.
 
@@ -111,7 +125,8 @@ def _directory(options: argparse.Namespace) -> Path:
     This is the directory of the newest run with the given name and date. If that run was accepted or rejected and is not locked,
     a new run is started instead, and its id also has the time of day.
     """
-    now = datetime.now(UTC)
+    # Timers start by local time. The UTC date may be the same for the runs of two local days.
+    now = datetime.now(UTC).astimezone()
     try:
         run_id = f"{options.name}-{now.strftime(options.date)}"
     except ValueError as error:

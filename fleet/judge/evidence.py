@@ -19,6 +19,8 @@ _PREFIXES = frozenset(
     {output.name.split(".")[0] for entry in BENCHMARKS.values() for output in entry.outputs}
     | {DURATION.name.split(".")[0], "drift"}
 )
+RACKPROOF = "rackproof"
+"""Name of the version of Rackproof among the versions of a host."""
 LAUNCH = "launch"
 """First component of the names of the observations with the software versions that the ranks report, such as `launch.torch`."""
 DISTINGUISHING_PARAMS = ("numa", "world_size", "number")
@@ -87,6 +89,10 @@ class Evidence:
     def software(self) -> dict[str, str]:
         """Return the versions of the software that the ranks used."""
         return {key: value for record in self.records for key, value in record.software.items()}
+
+    def measuring_software(self) -> dict[str, str]:
+        """Return the versions of `software`, and that of Rackproof. A new version may measure a figure in another way."""
+        return self.software() | ({RACKPROOF: self.records[-1].rackproof} if self.records else {})
 
     def versions(self) -> list[Observation]:
         """Return the versions of `software` as observations: `launch.torch`, `launch.nccl`."""

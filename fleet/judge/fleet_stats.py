@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fleet.judge.bmc_owner import HostSerials
+from fleet.judge.changed_software import SoftwareChanges
 from fleet.judge.digests import DigestCounts
 from fleet.judge.duplicates import DuplicateSerials
 from fleet.judge.evidence import Planned
@@ -44,6 +45,7 @@ class FleetStats:
         self.paths = NormalPaths()
         self.support = ReadingSupport()
         self.stated = StatedValues()
+        self.software = SoftwareChanges()
         self.inventories: list[HostInventory] = []
         """The parts of each host; only if the plan has a manifest."""
         self.links: list[HostLinks] = []
@@ -60,6 +62,7 @@ class FleetStats:
         self.link_faults.add(view)
         self.support.add(view)
         self.stated.add(view, self.figures)
+        self.software.add(view, self.figures)
         if view.has_record:
             self.digests.add(view)
         self.links.append(host_links(view))
@@ -90,6 +93,7 @@ class FleetStats:
         self.paths.update(other.paths)
         self.support.update(other.support)
         self.stated.update(other.stated)
+        self.software.update(other.software)
         self.inventories += other.inventories
         self.links += other.links
 
@@ -98,3 +102,4 @@ class FleetStats:
         self.paths.find_normal_paths(self.figures)
         self.machines.complete()
         self.stated.complete()
+        self.software.complete()

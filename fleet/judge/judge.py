@@ -18,6 +18,7 @@ from dataclasses import replace
 from fleet.judge import expectations
 from fleet.judge.bmc import judge_bmc, with_bmc_event, with_bmc_part
 from fleet.judge.bmc_owner import with_owner_of_bmc
+from fleet.judge.changed_software import with_changed_software
 from fleet.judge.confidential_compute import with_confidential_compute
 from fleet.judge.consistency import contradictions
 from fleet.judge.criteria import MODEL, Criterion, Pack
@@ -253,7 +254,8 @@ def _annotate(view: HostView, verdicts: Sequence[Verdict], stats: FleetStats) ->
     normal_paths = stats.paths.paths
     attributed = with_firmware_settings(view, with_culprits(view, verdicts), stats.groups)
     annotated = []
-    for verdict in with_stated_values(view, with_other_model(view, attributed), stats.stated):
+    explained = with_changed_software(view, with_other_model(view, attributed), stats.software)
+    for verdict in with_stated_values(view, explained, stats.stated):
         verdict = with_nccl_settings(view, with_slow_path(view, verdict, verdicts, normal_paths), verdicts)
         verdict = without_detached_volume(view, verdict)
         verdict = _with_log_lifetime(with_missing_gpus(view, with_module(view, verdict), stats.slots))

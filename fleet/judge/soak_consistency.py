@@ -100,8 +100,8 @@ def _time_problems(record: Record, soak: Soak, launches: Sequence[Launch]) -> It
     rates = [series for series in soak.timeline.series if output_of(series.name) and series.at]
     if not (launches and launches[-1].succeeded and rates and launches[-1].number == soak.rounds and soak.ended):
         return
-    # The soak ended with its last round. The timeline includes interruptions, and `soaked_s` does not. So the timeline lasts at
-    # least as long as `soaked_s`, and at most from the beginning to the end.
+    # The soak ended with its last round. Interruptions do not count in `soaked_s`, but they do in the timelines of earlier
+    # versions. So the timeline lasts at least as long as `soaked_s`, and at most from the beginning to the end.
     width, newest = soak.timeline.bucket_s, max(series.at[-1] for series in rates)
     if (newest + 1) * width < soak.soaked_s - CLOCK_TOLERANCE_S or newest * width > ended - began + CLOCK_TOLERANCE_S:
         recorded = f"the last figure of the timeline was recorded after {newest * width:.0f} s"

@@ -95,7 +95,7 @@ def host_state(evidence: Evidence, shared: frozenset[str] = frozenset()) -> Host
         gpus=evidence.gpus(),
         shared=shared,
         parts=tuple(parts.values()),
-        versions=versions(evidence, ()),
+        versions={**versions(evidence, ()), **evidence.measuring_software()},
         figures=dict(figures),
         labels=frozenset(f"{kind}={name}" for scope in scopes for kind, name in Scope.parse(scope).labels.items()),
         last_run=run_id,

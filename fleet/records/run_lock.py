@@ -147,6 +147,12 @@ def _active_runs(directory: Path) -> tuple[str, ...]:
     return tuple(other.run_id for other in others if other and other.is_running() is not False)[:_MAX_ACTIVE_RUNS]
 
 
+def running(runs: Path) -> Claim | None:
+    """Return the holder of a run in the directory `runs` that is certainly running; None if there is none."""
+    owners = (holder(path.parent) for path in sorted(runs.glob(f"*/{LOCK}")))
+    return next((owner for owner in owners if owner and owner.is_running()), None)
+
+
 def playbook() -> int:
     """Return the pid of the ansible-playbook that started this process; 0 if none did.
 

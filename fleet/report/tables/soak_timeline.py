@@ -130,7 +130,10 @@ def summary(soak: Soak) -> str:
 
 
 def _end_s(soak: Soak) -> float:
-    """Return the end of the time axis, in seconds since the beginning of the soak, interruptions included."""
+    """Return the end of the time axis, in seconds since the beginning of the soak.
+
+    The timelines of earlier versions include the interruptions of the soak.
+    """
     last = max((series.at[-1] for series in soak.timeline.series if series.at), default=0)
     return max(soak.soaked_s, last * soak.timeline.bucket_s, 1.0)
 

@@ -320,6 +320,15 @@ def test_full_snapshot_adds_overwritten_records_from_the_journal_once(tmp_path: 
     assert result["xid.log_complete"] == {"host": True}
 
 
+@pytest.mark.parametrize("kept", range(len(JOURNAL) + 1))
+def test_log_is_complete_only_if_the_journal_reaches_the_ring_buffer(tmp_path: Path, kept: int) -> None:
+    """The ring buffer has the last two records. A journal that lacks the first of them may lack records before it, too."""
+    log = tmp_path / "kmsg"
+    log.write_text(LATER_LINE + "4,7002,93000500000,-;NVRM: Xid (PCI:0000:4c:00): 48, pid=1\n")
+    result = read(log, journal_command(tmp_path, *JOURNAL[:kept]), full_snapshot=True)
+    assert result["xid.log_complete"] == {"host": kept > 2}
+
+
 def test_log_with_dates_instead_of_uptimes_is_incomplete(tmp_path: Path) -> None:
     log = tmp_path / "kmsg"
     log.write_text("Nov 20 14:03:20 gpu-7 kernel: NVRM: Xid (PCI:0000:4c:00): 48, pid=1\n")

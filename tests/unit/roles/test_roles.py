@@ -512,6 +512,7 @@ def rendered_templates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     exporter |= {"rackproof_exporter_compat": ["1.0", "dcgm"]}
     cron = {"rackproof_schedule_repository": "https://me%40here:pass@git.example/r.git", "item": "rack1"}
     cron |= {"rackproof_schedule_inventories": {"rack1": "hosts.yml"}, "rackproof_runs_directory": "runs"}
+    cron |= {"_schedule_start": {"stdout": '{"rack1": 121}'}}
     tasks = [
         {
             "ansible.builtin.template": {
@@ -877,7 +878,8 @@ FAKE_RACKPROOF = """
 import pathlib, sys
 with pathlib.Path(__file__).with_name("calls").open("a") as log:
     print(*sys.argv[1:], file=log)
-sys.exit(2 if "--not-updated" in sys.argv else 0)
+active = pathlib.Path(__file__).with_name("active").exists()
+sys.exit(2 if "--not-updated" in sys.argv else 75 if "--may-update" in sys.argv and active else 0)
 """
 
 
@@ -903,6 +905,7 @@ def site(tmp_path: Path) -> Path:
         **defaults("schedule"),
         **role_vars("schedule"),
         "rackproof_schedule_repository": str(upstream),
+        "_schedule_start": {"stdout": '{"rack1": 121}'},
         "item": "rack1",
     }
     variables |= {"rackproof_schedule_inventories": {"rack1": "hosts.yml"}, "rackproof_runs_directory": "runs"}
@@ -950,15 +953,22 @@ def calls(site: Path) -> list[str]:
 def test_schedule_updates_a_checkout_of_another_account_and_sends_a_notification_if_this_fails(
     site: Path, kind: str
 ) -> None:
+    measured = (
+        [f"--inventory={site.parent}/hosts.yml"] if kind == "cron" else []
+    )  # the service measures in another command
+    (site / "active").touch()
+    assert started(site, kind) == 0
+    assert not (site / "new").exists()  # a run is active
+    assert [call.split()[1] for call in calls(site)] == ["--may-update", *measured]
+    (site / "active").unlink()
+    (site / "calls").unlink()
     assert started(site, kind) == 0
     assert (site / "new").exists()
-    measured = calls(site)
-    assert [call.split()[1] for call in measured] == (
-        [f"--inventory={site.parent}/hosts.yml"] if kind == "cron" else []
-    )
+    assert [call.split()[1] for call in calls(site)] == ["--may-update", *measured]
+    (site / "calls").unlink()
     (site.parent / "upstream").rename(site.parent / "moved")
     assert started(site, kind) == 2
-    assert [call.split()[1] for call in calls(site)] == [*(call.split()[1] for call in measured), "--not-updated"]
+    assert [call.split()[1] for call in calls(site)] == ["--may-update", "--not-updated"]
 
 
 SCHEDULES = [

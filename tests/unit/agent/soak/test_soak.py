@@ -241,8 +241,8 @@ def test_extremes_include_a_round_that_the_recorder_does_not_have(name: str, fir
     assert samples.cv > 0
 
 
-def test_coefficient_of_variation_is_plausible_even_if_a_long_pause_precedes_the_last_round() -> None:
-    """A pause of days makes the time buckets so long that a single bucket has all rounds before the pause.
+def test_coefficient_of_variation_is_plausible_even_if_a_bucket_has_many_rounds() -> None:
+    """The buckets are so long that one of them has all rounds but the last one.
 
     The mean of that bucket hides how its rounds vary. So the coefficient of variation is at least the one that follows from the
     extremes.
@@ -974,7 +974,7 @@ class KilledError(Exception):
     """The supervisor was killed."""
 
 
-@pytest.mark.parametrize("pause_s", [5.0, 4000.0])
+@pytest.mark.parametrize("pause_s", [5.0, 4000.0, 400_000.0, 1e9])
 @pytest.mark.parametrize(
     "when",
     [

@@ -6,6 +6,7 @@ standard deviation of a new measurement around the level. The limit for later ru
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import shutil
@@ -235,6 +236,64 @@ def test_accepting_several_runs_with_replace_replaces_the_earlier_run_of_each_pa
     assert listed == {name: ["a", "c"] for name in ("h1", "h1-0", "h1-1")} | {
         name: ["b"] for name in ("h2", "h2-0", "h2-1")
     }
+
+
+@pytest.fixture(scope="module")
+def repaired(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Return three accepted runs in the order in which they began. GPU 1 of h2 was replaced after the first and the second."""
+    directory = tmp_path_factory.mktemp("repaired")
+    runs = [
+        run_directory(
+            directory / f"r{number}", change=swapped("h2", 1, f"S-{number}"), created=f"2025-0{number}-01T04:00:00Z"
+        )
+        for number in (1, 2, 3)
+    ]
+    assert [call("report", run) for run in runs] == [0, 0, 0]
+    return runs
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
+def test_baseline_does_not_depend_on_the_order_in_which_runs_are_accepted(
+    repaired: list[Path], tmp_path: Path, order: tuple[int, ...]
+) -> None:
+    base = tmp_path / "base"
+    assert call("baseline", "accept", *(repaired[number] for number in order), "--baseline", base) == 0
+    host = documents.read(base / "hosts" / "h2.json", "baseline")
+    assert [run["run_id"] for run in host["runs"]] == ["r1", "r2", "r3"]
+    assert [gpu["serial"] for gpu in host["gpus"]] == ["h2-0", "S-3"]
+    assert judge_with_baseline(base, tmp_path / "after", swapped("h2", 1, "S-3")) == []
+
+
+def test_run_that_is_older_than_all_runs_that_a_baseline_keeps_is_refused(
+    repaired: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = tmp_path / "base"
+    assert call("baseline", "accept", repaired[1], "--baseline", base) == 0
+    for path in base.rglob("*.json"):
+        document = documents.read(path, "baseline")
+        (run,) = document["runs"]
+        runs = [{**run, "run_id": f"kept{number}"} for number in range(20)]
+        documents.write(path, {**document, "runs": runs, "figures": []})
+    assert call("baseline", "accept", repaired[0], "--baseline", base) == 64
+    assert "has 20 runs that began after r1, and keeps only the newest 20" in capsys.readouterr().err
+    assert call("baseline", "accept", repaired[2], "--baseline", base) == 0
+    assert [run["run_id"] for run in documents.read(base / "hosts" / "h1.json", "baseline")["runs"]][-2:] == [
+        "kept19",
+        "r3",
+    ]
+
+
+def test_wrong_future_date_of_a_run_does_not_make_it_the_newest_for_ever(repaired: list[Path], tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    assert call("baseline", "accept", repaired[0], "--baseline", base) == 0
+    for path in base.rglob("*.json"):
+        document = documents.read(path, "baseline")
+        (run,) = document["runs"]
+        documents.write(
+            path, {**document, "runs": [{**run, "began": "2099-01-01T00:00:00Z", "at": "2025-01-02T00:00:00Z"}]}
+        )
+    assert call("baseline", "accept", repaired[1], "--baseline", base) == 0
+    assert [gpu["serial"] for gpu in documents.read(base / "hosts" / "h2.json", "baseline")["gpus"]] == ["h2-0", "S-2"]
 
 
 def test_another_run_of_the_same_name_is_refused(

@@ -34,11 +34,12 @@ from rackproof.main import main
 from schemas import documents
 from schemas.decode import record_from_json
 from schemas.errors import RunError, UsageError
-from schemas.locks import claim
+from schemas.locks import claim, claim_to_json
 from schemas.plans import Plan
 from schemas.records import SKIPPED, Record, to_json
 from schemas.reports import INCONCLUSIVE, VerdictKind
 from schemas.skips import skipped_for
+from schemas.times import utc_now
 from tests import ROOT, builders
 from tests.fakes import nvml
 from tests.unit.fleet.judge.test_consistency import shifted_by
@@ -874,11 +875,41 @@ def test_second_run_of_a_day_has_its_own_run_id(
     assert f"run r-1 was already accepted or rejected: starting run {second}" in capsys.readouterr().err
 
 
+def set_clock(monkeypatch: pytest.MonkeyPatch, moment: datetime) -> None:
+    clock = SimpleNamespace(now=lambda zone: moment.astimezone(zone))
+    monkeypatch.setattr("fleet.integrations.revalidate.datetime", clock)
+
+
+ZONES = ("UTC0", "EET-2EEST,M3.5.0/3,M10.5.0/4", "JST-9", "PST8PDT,M3.2.0,M11.1.0")
+
+
+@pytest.mark.parametrize("zone", ZONES)
+@pytest.mark.parametrize("hour", [1, 10, 20])
+def test_run_of_another_local_day_is_not_resumed(
+    scheduled: ScheduledRevalidation, monkeypatch: pytest.MonkeyPatch, zone: str, hour: int
+) -> None:
+    """A timer starts each day at the same local time. Yesterday's run may have begun late, and may be incomplete."""
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        documents.write(
+            scheduled.playbook_files / "report.json",
+            {**json.loads((scheduled.playbook_files / "report.json").read_text()), "decision": "incomplete"},
+        )
+        arguments = ["revalidate", "-i", "x,", f"--runs={scheduled.runs}", "--name=r"]
+        for local in (datetime(2026, 3, 29, hour, 30), datetime(2026, 3, 29, 23, 30), datetime(2026, 3, 30, 2, 30)):
+            set_clock(monkeypatch, local.astimezone())
+            assert main(arguments) == 2
+        assert scheduled.played() == ["revalidate r-20260329"] * 2 + ["revalidate r-20260330"]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
 def test_third_run_of_a_day_is_refused_in_the_same_minute_as_the_second(
     scheduled: ScheduledRevalidation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    clock = SimpleNamespace(now=lambda zone: datetime(2026, 11, 21, 14, 5, tzinfo=zone))
-    monkeypatch.setattr("fleet.integrations.revalidate.datetime", clock)
+    set_clock(monkeypatch, datetime(2026, 11, 21, 14, 5).astimezone())
     assert (scheduled.start(), scheduled.start()) == (0, 0)
     capsys.readouterr()
     assert scheduled.start() == 75
@@ -938,6 +969,23 @@ def test_incomplete_run_is_resumed(scheduled: ScheduledRevalidation) -> None:
     documents.write(scheduled.playbook_files / "report.json", {**report, "decision": "incomplete"})
     assert (scheduled.start(), scheduled.start()) == (2, 2)
     assert scheduled.played() == ["revalidate r-1"] * 2
+
+
+def test_checkout_may_be_updated_only_if_no_run_is_active(
+    scheduled: ScheduledRevalidation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["revalidate", "-i", "x,", f"--runs={scheduled.runs}", "--name=r", "--may-update"]
+    assert main(command) == 0
+    lock = scheduled.runs / "burnin" / "lock.json"
+    lock.parent.mkdir(parents=True)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        lock.write_text(f"{json.dumps(claim_to_json(claim('burnin', scheduled.runs, process.pid, utc_now())))}\n")
+        code, output = main(command), capsys.readouterr().err
+        process.kill()
+    assert code == 75
+    assert "the checkout is not updated, because run burnin is locked by " in output
+    assert main(command) == 0  # the process has ended
+    assert scheduled.played() == []
 
 
 @pytest.mark.parametrize(

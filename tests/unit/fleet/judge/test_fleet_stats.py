@@ -13,7 +13,9 @@ from fleet.judge.host_view import HostView
 from schemas.plans import Part
 from tests.unit.fleet.judge.small_fleet import host_view, one_figure_plan
 
-OF_IDENTITIES = ("duplicates", "serials", "slots", "lanes", "domains", "machines", "link_faults", "support", "stated")
+OF_IDENTITIES = (
+    *("duplicates", "serials", "slots", "lanes", "domains", "machines", "link_faults", "support", "stated", "software"),
+)
 """Names of the statistics to which `FleetStats.add_identities` adds every host."""
 OF_VALUES = ("figures", "groups", "ranks")
 """Names of the statistics to which `FleetStats.add_values` adds every host."""
@@ -90,12 +92,13 @@ def test_every_statistic_is_tested() -> None:
     assert vars(FleetStats(Planned(PLAN))).keys() == known
 
 
-def test_complete_completes_the_paths_machines_and_stated_values(
+def test_complete_completes_the_paths_machines_stated_values_and_changes_of_software(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stats, result = FleetStats(Planned(PLAN)), []
     monkeypatch.setattr(stats.paths, "find_normal_paths", result.append)
     monkeypatch.setattr(stats.machines, "complete", lambda: result.append("machines"))
     monkeypatch.setattr(stats.stated, "complete", lambda: result.append("stated"))
+    monkeypatch.setattr(stats.software, "complete", lambda: result.append("software"))
     stats.complete()
-    assert result == [stats.figures, "machines", "stated"]
+    assert result == [stats.figures, "machines", "stated", "software"]
