@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from fleet.bmc.client import ROOT, RedfishSession, Resource, open_session
-from fleet.bmc.event_log import is_event_log, read_log
+from fleet.bmc.event_log import is_event_log, is_fault_list, read_fault_list, read_log
 from fleet.bmc.firmware import read_firmware
 from fleet.bmc.health import CRITICAL, OK, has_health, health, is_offline, is_there, leak_health, power_supply_health
 from fleet.bmc.parts import Parts
@@ -227,10 +227,15 @@ def _read_logs(session: RedfishSession, readings: Readings, owners: Iterable[Res
     read: set[object] = set()
     for owner in owners:
         for service in session.members(session.linked(owner, "LogServices")):
-            if not is_event_log(service) or service.get("@odata.id") in read:
+            if service.get("@odata.id") in read:
                 continue
             read.add(service.get("@odata.id"))
-            _read_one_log(session, readings, label(f"{owner.get('Id', '')}.{service.get('Id', '')}"), service, marks)
+            name = label(f"{owner.get('Id', '')}.{service.get('Id', '')}")
+            if is_fault_list(service):
+                faults = read_fault_list(session, service)
+                readings.add("bmc.part.health", (f"faults.{name}",), faults, "a fault in the list has no severity")
+            elif is_event_log(service):
+                _read_one_log(session, readings, name, service, marks)
 
 
 def _read_one_log(

@@ -29,7 +29,7 @@ SERIALS = (GPU_SERIAL, "bmc.system.serial", "bmc.chassis.serial")
 NAMES = frozenset(name for name in READINGS if name.startswith(BMC))
 MAX_LISTED_EVENTS = 200
 """A snapshot lists at most this many new entries of an event log. Entries whose severity is OK are neither listed nor counted. If
-there are more entries, the value of `bmc.log.new_entries` is this number plus one (`fleet/bmc/event_log.py`)."""
+there are more entries, the value of `bmc.log.new_entries` is this number plus one (`fleet/bmc/log_entries.py`)."""
 _FOLLOWS = {
     "bmc.power_redundancy.health": ("bmc.power_supply.health",),
     "bmc.fan_redundancy.health": ("bmc.fan.health",),

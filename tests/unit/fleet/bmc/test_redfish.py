@@ -408,7 +408,7 @@ def test_log_with_more_new_entries_than_can_be_read_is_an_error(
     with service(certificate, log_of(listed, page_size=page_size)) as served:
         metrics = read(served.target(certificate), {LOG: f"0 {entries[0]['Created']}"})
     expected = "error: the log has more than 64 pages or 20000 entries since the previous reading: save and clear it"
-    assert metrics["bmc.log.new_entries"].absent == {LOG: expected}
+    assert metrics["bmc.log.new_entries"].absent == {LOG: f"{expected}, and start a new run"}
     assert values(metrics, "readable") == {"host": True}
 
 
@@ -423,7 +423,7 @@ def test_long_log_of_a_service_that_ignores_skip_is_an_error(certificate: Path) 
     with service(certificate, bmc.old_schema() | {SEL: first}) as served:
         metrics = read(served.target(certificate), {LOG: "5 2026"})
     assert values(metrics, "readable") == {"host": True}
-    expected = "error: the event log has 100000 entries and cannot be read from its end: save and clear it"
+    expected = "error: the event log has 100000 entries and cannot be read from its end: save and clear it, and start a new run"
     assert metrics["bmc.log.new_entries"].absent == {LOG: expected}
 
 
