@@ -128,7 +128,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("storage_controller", r"(?:mpt[23]sas_cm|mpi3mr)\d+: (?:fault_state|coredump_state|fault code)\(0x"),
     ("storage_controller", _adapter("hpsa") + "Controller lockup detected"),
     ("storage_controller", _adapter("smartpqi") + "(?:no heartbeat detected|controller (?:is )?offline)"),
-    ("storage_controller", rf"aacraid\d*(?: {_PCI})?: (?:Host adapter (?:BLINK LED|reset request|(?:is )?dead)|adapter kernel panic)"),
+    ("storage_controller", rf"aacraid\d*(?: {_PCI})?: Host adapter (?:BLINK LED|reset request|(?:is )?dead)"),
+    ("storage_controller", r"aacraid\d*: adapter kernel panic"),
     # A volume of a RAID controller. The driver writes the events of the controller that are at least critical.
     ("array_member_failed", _adapter("megaraid_sas") + r"\d+ \([^)]*\) - VD \S+ is now (?:PARTIALLY )?(?:DEGRADED|OFFLINE)"),
     ("array_member_failed", rf"md/\w+:md\w+: Disk failure on {_BLOCK}, disabling device"),
@@ -175,8 +176,8 @@ _AMD = re.compile(r"\[Hardware Error\]: (?:Uncorrected, software|(System Fatal e
 """The text in parentheses: the processor had to stop. A kernel that finds such an error panics, unless the error is from before
 the boot (arch/x86/kernel/cpu/mce)."""
 _CHECK_TIME = re.compile(r"(?:mce: )?\[Hardware Error\]: TSC ([0-9a-f]+)\b")
-"""Second line about a machine check, with its time. The time is 0 if the kernel found the error in the bank of a processor when it
-started: the error is from before the boot."""
+"""Second line about a machine check, with its time. The time is 0 if the kernel found the error in the bank of a processor when
+the kernel started: the error is from before the boot."""
 _ATTACHED = re.compile(r"(?:nvme (nvme\d+): pci function |sd [\d:]+: \[(sd\w+)\] \d+ \d+-byte logical blocks)")
 """Message that the kernel has found a disk, and has given it a name, which another disk may have had before."""
 EVENTS = tuple(

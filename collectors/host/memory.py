@@ -130,15 +130,19 @@ def _poisoned(files: Files) -> int | Absent:
     """Return the memory that the kernel took out of use after an error, without memory of GPUs.
 
     NVIDIA's driver has the kernel take pages of GPU memory out of use, if this memory is a NUMA node. Linux counts such pages in
-    the same value of /proc/meminfo as those of the host. Since Linux 6.3, it counts them for each node too: if no node of the host
-    has such a page, the result is 0.
+    the same value of /proc/meminfo as those of the host. Since Linux 6.3, it counts them for each node too: if no node of the
+    host has such a page, the result is 0.
     """
     value = files.read("proc/meminfo", partial(optional_meminfo, key="HardwareCorrupted"))
     of_gpus = gpu_nodes(files)
     if isinstance(value, Absent) or not value or not of_gpus:
         return value
     names = files.matching(_NODES, r"node\d+", "the kernel has no NUMA support")
-    nodes = [] if isinstance(names, Absent) else [name for name in names if name not in of_gpus]
+    nodes = (
+        []
+        if isinstance(names, Absent)
+        else [name for name in names if name not in of_gpus and not _is_empty(files, name)]
+    )
     failures = [files.read(f"{_NODES}/{name}/memory_failure/total", int) for name in nodes]
     return 0 if failures and all(number == 0 for number in failures) else value
 
