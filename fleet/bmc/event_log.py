@@ -38,6 +38,10 @@ _FIRST_LOG = "log1"
 _EVENT_TYPES, or if it has no LogEntryType. The log of logins has the same Id, with the LogEntryType `OEM`."""
 _FAULT_LISTS = frozenset({"faultlist", "activelog"})
 """Ids, in lower case, of the lists of faults that exist now, of Dell and Lenovo. An entry is removed when its fault ends."""
+_SUPERSEDED = {"event": "iml", "sel": "platformlog"}
+"""Id, in lower case, of a log that is not read if its owner also has the second one. HPE's `Event` has the alerts that iLO sent:
+those about entries of the IML, and others about logins or security settings. Lenovo's `SEL` is a shorter copy of the PlatformLog,
+to which nothing is added once it is full."""
 _OTHER_LOGS = ("dump", "journal", "audit", "security", "lclog", "postcode", "hostlogger", "debug", "crash", "faultlog")
 """A log whose ID contains one of these texts has no hardware events."""
 
@@ -65,6 +69,13 @@ def is_event_log(service: Resource) -> bool:
     return kind in _EVENT_TYPES or name in _EVENT_LOGS or (name == _FIRST_LOG and not kind)
 
 
+def hardware_logs(services: Iterable[Resource]) -> list[Resource]:
+    """Return the log services of one owner whose logs have hardware events, or list the faults that exist now."""
+    logs = [service for service in services if is_event_log(service) or is_fault_list(service)]
+    names = {str(service.get("Id", "")).lower() for service in logs}
+    return [service for service in logs if _SUPERSEDED.get(str(service.get("Id", "")).lower()) not in names]
+
+
 def is_fault_list(service: Resource) -> bool:
     """Return whether the log of a log service lists the faults that exist now, and not all that have occurred."""
     return str(service.get("Id", "")).lower() in _FAULT_LISTS
@@ -84,13 +95,25 @@ def read_fault_list(session: RedfishSession, service: Resource) -> str | None:
     return f"{worst}: {'; '.join(dict.fromkeys(entry.message for entry in entries))}"[:400] if entries else OK
 
 
-def read_log(session: RedfishSession, service: Resource, mark: str | None) -> LogReading | None:
+def may_lose_entries(service: Resource, logs: Iterable[Resource]) -> bool:
+    """Return whether lost entries of a log are no error: hardware events are in another log of its owner, of the type SEL.
+
+    Managers with AMI's firmware, such as that of DGX H100, have an `EventLog` of 150 entries, in which each logout is an entry.
+    """
+    kinds = {str(item.get("LogEntryType")).lower() for item in logs if not is_fault_list(item)}
+    return "sel" in kinds and str(service.get("LogEntryType")).lower() == "event"
+
+
+def read_log(
+    session: RedfishSession, service: Resource, mark: str | None, *, may_lose: bool = False
+) -> LogReading | None:
     """Return the reading of a log; None if the service has no resource `Entries`.
 
     Args:
         session: the session.
         service: the log service.
         mark: `LogReading.newest` of the previous reading; None for the first reading, in which no entry counts as new.
+        may_lose: whether lost entries are no error.
 
     Raises:
         BmcError: the log cannot be read, it is unknown which entries are new, or entries are lost.
@@ -115,7 +138,7 @@ def read_log(session: RedfishSession, service: Resource, mark: str | None) -> Lo
         if former:
             repeated = [entry for entry in every if counts.get(entry.number, 1) > former.counts.get(entry.number, 1)]
         entries = iter(every)
-    new = entries_since(entries, former.entry) if former else []
+    new = entries_since(entries, former.entry, may_lose=may_lose) if former else []
     known = {*new}
     kept = [entry for entry in (*new, *(item for item in repeated if item not in known)) if entry.severity != OK]
     newest_mark = Mark(entry=newest.mark if newest else EMPTY, counts=counts)
@@ -246,7 +269,7 @@ def _entry(session: RedfishSession, item: object) -> LogEntry | None:
     oem = whole.get("Oem")
     hpe = oem.get("Hpe") if isinstance(oem, dict) else None
     hpe = hpe if isinstance(hpe, dict) else {}
-    if severity == OK and hpe.get("Repaired") is True:
+    if severity == OK and hpe.get("Repaired") is True and _is_later(hpe.get("Updated"), whole.get("Created")):
         severity = WARNING
     return LogEntry(
         id=clean_text(whole.get("Id", ""), 60),
@@ -256,6 +279,12 @@ def _entry(session: RedfishSession, item: object) -> LogEntry | None:
         number=str(hpe.get("EventNumber")) if type(hpe.get("EventNumber")) is int else "",
         count=hpe["Count"] if type(hpe.get("Count")) is int else None,
     )
+
+
+def _is_later(updated: object, created: object) -> bool:
+    """Return whether an entry was changed after it was created. HPE creates entries about the end of a condition as repaired."""
+    times = time_of(clean_text(updated, 40)), time_of(clean_text(created, 40))
+    return times[0] is not None and times[1] is not None and times[0] > times[1]
 
 
 def _last(hpe: Resource) -> str:

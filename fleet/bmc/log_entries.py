@@ -37,7 +37,7 @@ class LogEntry:
 
     Its severity is None if the service reports no severity, or an unknown one. The severity is OK if the entry reports the end of
     a condition, or a load of the BMC itself (`own_load.py`). It is a warning if HPE's log has set the severity of the entry to OK
-    because the condition has ended: that log has no other entry about the beginning.
+    later, because the condition has ended: that log may have no other entry about the beginning.
     """
 
     id: str
@@ -78,12 +78,13 @@ class Mark:
         return f"{self.entry}{_COUNTS}{counts}" if counts else self.entry
 
 
-def entries_since(entries: Iterable[LogEntry], mark: str) -> list[LogEntry]:
+def entries_since(entries: Iterable[LogEntry], mark: str, *, may_lose: bool = False) -> list[LogEntry]:
     """Return the entries that were added after the entry that was the newest at the previous reading.
 
     Args:
         entries: the entries of the log, newest first.
         mark: mark of that entry, or EMPTY.
+        may_lose: whether lost entries are no error.
 
     Raises:
         BmcError: it is unknown which entries are new, or entries may be lost and none of those that are left reports a fault.
@@ -102,7 +103,7 @@ def entries_since(entries: Iterable[LogEntry], mark: str) -> list[LogEntry]:
     if mark == EMPTY:
         return new
     result = _not_older(new, mark)
-    if len(result) == len(new) and not not_ok:
+    if len(result) == len(new) and not not_ok and not may_lose:
         raise BmcError(LOST)
     return result
 

@@ -36,6 +36,8 @@ _FOLLOWS = {
     "bmc.part.health": ("bmc.power_supply.health", "bmc.fan.health", "bmc.leak_detector.health", "bmc.sensor.alarm"),
 }
 """Reading on a group of parts -> readings on its parts. If one part is bad, the reading on the group may be bad too."""
+FAULT_LIST = "part=faults."
+"""Beginning of the scope of the reading `bmc.part.health` on a list of the faults that exist now (`fleet/bmc/event_log.py`)."""
 _PLACEHOLDERS = ("o.e.m", "not specified", "default string", "system serial", "none", "n/a", "unknown", "empty")
 
 
@@ -70,13 +72,21 @@ def with_bmc_event(view: HostView, verdict: Verdict) -> Verdict:
 def with_bmc_part(verdict: Verdict, verdicts: Sequence[Verdict]) -> Verdict:
     """Return the verdict. If it fails a group of parts, set `part` to the first part that fails.
 
-    `part` is not set if the value itself names the part, as in `Critical: PSU1`.
+    `part` is not set if the value itself names the part, as in `Critical: PSU1`. Exception: a list of the faults that exist now
+    describes the same fault as the part that fails. If no such part fails, systems and chassis without a reason follow the first
+    one with a reason, or such a list.
     """
     names = _FOLLOWS.get(verdict.name)
-    if names is None or verdict.verdict != FAIL or ":" in str(verdict.value):
+    if names is None or verdict.verdict != FAIL:
         return verdict
-    parts = [item.scope for name in names for item in verdicts if item.name == name and item.verdict == FAIL]
-    return replace(verdict, part=parts[0]) if parts else verdict
+    has_reason = ":" in str(verdict.value)
+    if has_reason and not verdict.scope.startswith(FAULT_LIST):
+        return verdict
+    failed = [item for item in verdicts if item.verdict == FAIL]
+    parts = [item.scope for name in names for item in failed if item.name == name]
+    named = [item.scope for item in failed if item.name == verdict.name and ":" in str(item.value) and not has_reason]
+    first = next(iter([*parts, *named]), None)
+    return replace(verdict, part=first) if first else verdict
 
 
 def _metrics(view: HostView, name: str) -> list[Metric]:

@@ -78,9 +78,46 @@ def test_entries_that_do_not_repeat_are_not_new(certificate: Path) -> None:  # n
 
 
 def test_entry_whose_condition_began_and_ended_since_the_previous_reading_is_a_warning(certificate: Path) -> None:  # noqa: F811
-    """HPE sets the severity of such an entry to OK. It has no other entry about the beginning."""
-    entries = [hpe_entry(1), hpe_entry(2, severity="OK", repaired=True), hpe_entry(3, severity="OK")]
+    """HPE sets the severity of such an entry to OK. It creates entries about the end of a condition as repaired.
+
+    The last entry is one of those: `Connectivity status changed to OK` (mock-up in github.com/NVIDIA/libredfish).
+    """
+    later = "2026-11-03T00:00:09Z"
+    entries = [
+        hpe_entry(1),
+        hpe_entry(2, severity="OK", repaired=True, updated=later),
+        hpe_entry(3, severity="OK", updated=later),
+    ]
+    entries.append(hpe_entry(4, severity="OK", repaired=True))
     assert events(read_twice(certificate, log_of(entries[:1]), log_of(entries))) == {"2": "Warning"}
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (("IML", "Event"), {"IML"}),
+        (("Event",), {"Event"}),
+        (("SEL", "PlatformLog", "ActiveLog"), {"PlatformLog"}),
+        (("SEL", "EventLog"), {"SEL", "EventLog"}),
+        (("SEL", "IML"), {"SEL", "IML"}),
+    ],
+)
+def test_log_of_alerts_and_copy_of_another_log_are_not_read(
+    certificate: Path,  # noqa: F811
+    names: tuple[str, ...],
+    expected: set[str],
+) -> None:
+    """HPE's log of alerts has warnings about security settings (mock-up in github.com/NVIDIA/libredfish)."""
+    path = f"{V1}/Systems/1/LogServices"
+    resources = bmc.old_schema()
+    resources[path] = {"@odata.id": path, "Members": [{"@odata.id": f"{path}/{name}"} for name in names]}
+    for name in names:
+        entries = {"@odata.id": f"{path}/{name}/Entries"}
+        resources[f"{path}/{name}"] = {"@odata.id": f"{path}/{name}", "Id": name, "Entries": entries}
+        resources[entries["@odata.id"]] = entries | {"Members": [bmc.entry(1)]}
+    with service(certificate, resources) as served:
+        newest = values(read(served.target(certificate)), "log.newest")
+    assert set(newest) == {f"log=1.{name}" for name in expected}
 
 
 @pytest.mark.parametrize("expands", [True, False])
@@ -130,6 +167,37 @@ def test_log_without_an_entry_from_before_the_previous_reading_is_an_error_unles
     if after:
         after[-1]["Severity"] = "Critical"
         assert events(read_twice(certificate, log_of(before), log_of(after))) == {str(last): "Critical"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "other", "is_error"),
+    [("Event", "SEL", False), ("Event", None, True), (None, "SEL", True), (None, None, True), ("Event", "Event", True)],
+)
+def test_log_of_logins_may_lose_entries_if_hardware_events_are_in_another_log(
+    certificate: Path,  # noqa: F811
+    kind: str | None,
+    other: str | None,
+    is_error: bool,
+) -> None:
+    """Managers with AMI's firmware have an `EventLog` of 150 entries, with an entry for each logout. Faults are in the `SEL`."""
+    path = f"{V1}/Systems/1/LogServices"
+    resources = log_of([bmc.entry(1, severity="OK")])
+    resources[f"{path}/SEL"]["LogEntryType"] = other
+    resources[path]["Members"].append({"@odata.id": f"{path}/EventLog"})
+    entries = {"@odata.id": f"{path}/EventLog/Entries"}
+    resources[f"{path}/EventLog"] = {
+        "@odata.id": f"{path}/EventLog",
+        "Id": "EventLog",
+        "LogEntryType": kind,
+        "Entries": entries,
+    }
+    resources[entries["@odata.id"]] = entries | {
+        "Members": [bmc.entry(number, severity="OK") for number in range(5, 9)]
+    }
+    marks = {LOG: "1 2026-11-03T00:00:01Z", "log=1.EventLog": "3 2026-11-03T00:00:03Z"}
+    with service(certificate, resources) as served:
+        new = read(served.target(certificate), marks)["bmc.log.new_entries"]
+    assert set(new.absent) == ({"log=1.EventLog"} if is_error else set())
 
 
 @pytest.mark.parametrize(

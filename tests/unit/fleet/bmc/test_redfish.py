@@ -287,6 +287,28 @@ def test_model_of_the_part_is_read_with_its_firmware(certificate: Path, item: di
     assert [*metrics["bmc.firmware.part"].absent] == ([] if part else [component])
 
 
+@pytest.mark.parametrize(
+    ("bad", "expected"),
+    [
+        ({"Storage": "Critical"}, "Critical: Storage"),
+        ({"Storage": "Critical", "Memory": "Warning", "Network": "Unknown"}, "Critical: Memory, Storage"),
+        ({"Storage": "Critical", "PowerSupplies": "Critical"}, "Critical"),  # the power supply has a reading of its own
+        ({}, "Critical"),
+        ("garbage", "Critical"),
+    ],
+)
+def test_health_of_a_system_of_hpe_names_the_subsystem(certificate: Path, bad: Any, expected: str) -> None:
+    """The form is that of an iLO 5 (mock-up in github.com/NVIDIA/libredfish), which reports no conditions."""
+    aggregate = {name: {"Status": {"Health": value}} for name, value in bad.items()} if isinstance(bad, dict) else bad
+    resources = bmc.old_schema()
+    resources[f"{V1}/Systems/1"] |= {
+        "Status": bmc.CRITICAL,
+        "Oem": {"Hpe": {"AggregateHealthStatus": aggregate, "PostState": "FinishedPost"}},
+    }
+    with service(certificate, resources) as served:
+        assert values(read(served.target(certificate)), "part.health")["part=system.1"] == expected
+
+
 def test_leak_is_critical_although_the_detector_has_the_state_degraded(certificate: Path) -> None:
     resources = bmc.new_schema()
     resources[DETECTOR] |= {"DetectorState": "Critical", "Status": {"State": "Degraded", "Health": "Critical"}}
