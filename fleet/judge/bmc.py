@@ -36,8 +36,8 @@ _FOLLOWS = {
     "bmc.part.health": ("bmc.power_supply.health", "bmc.fan.health", "bmc.leak_detector.health", "bmc.sensor.alarm"),
 }
 """Reading on a group of parts -> readings on its parts. If one part is bad, the reading on the group may be bad too."""
-FAULT_LIST = "part=faults."
-"""Beginning of the scope of the reading `bmc.part.health` on a list of the faults that exist now (`fleet/bmc/event_log.py`)."""
+FAULT_LIST = "faults."
+"""Beginning of the part's name in the reading `bmc.part.health` on a list of the faults that exist now (fleet/bmc/event_log.py)."""
 _PLACEHOLDERS = ("o.e.m", "not specified", "default string", "system serial", "none", "n/a", "unknown", "empty")
 
 
@@ -80,7 +80,7 @@ def with_bmc_part(verdict: Verdict, verdicts: Sequence[Verdict]) -> Verdict:
     if names is None or verdict.verdict != FAIL:
         return verdict
     has_reason = ":" in str(verdict.value)
-    if has_reason and not verdict.scope.startswith(FAULT_LIST):
+    if has_reason and not Scope.parse(verdict.scope).get("part").startswith(FAULT_LIST):
         return verdict
     failed = [item for item in verdicts if item.verdict == FAIL]
     parts = [item.scope for name in names for item in failed if item.name == name]
