@@ -37,7 +37,7 @@ _FOLLOWS = {
 }
 """Reading on a group of parts -> readings on its parts. If one part is bad, the reading on the group may be bad too."""
 FAULT_LIST = "faults."
-"""Beginning of the part's name in the reading `bmc.part.health` on a list of the faults that exist now (fleet/bmc/event_log.py)."""
+"""Beginning of the part in the scope of `bmc.part.health` for a list of the faults that exist now (fleet/bmc/event_log.py)."""
 _PLACEHOLDERS = ("o.e.m", "not specified", "default string", "system serial", "none", "n/a", "unknown", "empty")
 
 
