@@ -8,16 +8,16 @@ each of them.
 
 The texts are mainly from the sources of Linux: drivers/net/ethernet (mlx5/core/health.c and events.c, bnxt, ice, i40e, ixgbe,
 be2net, ena), net/sched/sch_generic.c, drivers/pci/pcie (aer.c, dpc.c), drivers/firmware/efi/cper.c, arch/x86/kernel/cpu/mce,
-drivers/edac/mce_amd.c, mm/memory-failure.c, kernel (watchdog.c, hung_task.c, rcu), drivers/iommu, drivers/nvme/host/pci.c,
-block/blk-core.c, drivers/md, fs (ext4, jbd2, xfs, btrfs), drivers/thermal/intel/therm_throt.c. The texts with `NVRM` are from
-NVIDIA's driver.
+drivers/edac/mce_amd.c, mm/memory-failure.c, kernel (watchdog.c, hung_task.c, rcu), drivers/iommu, drivers/nvme/host (core.c,
+pci.c), block/blk-core.c, drivers/scsi (sd.c, scsi_logging.c, megaraid, mpt3sas, mpi3mr, hpsa.c, smartpqi, aacraid), drivers/md,
+fs (ext4, jbd2, xfs, btrfs), drivers/thermal/intel/therm_throt.c. The texts with `NVRM` are from NVIDIA's driver.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 Part = tuple[str, str]
@@ -30,6 +30,9 @@ _MLX5 = rf"mlx5_core {_PCI}(?: [^:]{{1,60}})?: (?:\w+:\d+:\(pid \d+\): )?"
 """mlx5 puts function, line and process before some messages, depending on the kernel and the log level."""
 _VIRTUAL_DRIVES = "loop|ram|zram|sr|fd|nbd|rbd"
 _BLOCK = rf"(?P<disk>(?!{_VIRTUAL_DRIVES})[\w-]+)"
+_BLOCK_LAYER = "(?:(?:blk_update_request|print_req_error): )?"
+"""Function before a message of the block layer: `print_req_error` in Linux 4.18 to 5.2, and in RHEL 8.0 and 8.1;
+`blk_update_request` before and after; none since 5.16."""
 _WITHOUT_DATA = "(?:DISCARD|SECURE_ERASE|WRITE_SAME|WRITE_ZEROES)"
 """Operations of the kernel without data to read or write. A disk that does not support such an operation rejects it with a target
 error. No data is lost."""
@@ -49,6 +52,14 @@ _XFS_DAMAGE = (
     r".*(?:[Cc]orruption|Internal error|xfs_do_force_shutdown|I/O [Ee]rror|Shutting down)"
 )
 _NVME = r"nvme (?P<disk>nvme\d+): "
+_NAMESPACE = r"(?P<disk>nvme\d+(?:c\d+)?n\d+)"
+_LOCKED = (rf"{_NAMESPACE}: .* \(sct 0x2 / sc 0x86\)", r"sd [\d:]+: \[(?P<disk>sd\w+)\] .*Sense Key : Data Protect\b")
+"""Messages that a disk denies access: a self-encrypting disk (TCG Opal) that is locked, or a disk with write protection. For each
+such command, the block layer then writes a medium error (NVMe) or a target error (SCSI)."""
+_OF_BLOCK_LAYER = re.compile(f"{_BLOCK_LAYER}critical ")
+LOCKED_S = 60.0
+"""Time in seconds after a message _LOCKED in which the errors of this disk are those of commands that it denied. Both messages
+are rate-limited separately, so they do not follow each other one to one."""
 _FATAL_RECEIVED = (
     rf"[\w-]+ \S+: AER: (?:Multiple )?Uncorrect(?:ed|able) \(Fatal\) error (?:message )?received(?: from|:) {_PCI}"
 )
@@ -108,9 +119,19 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("nvme_lost", rf"{_NVME}(?:Disabling device after reset failure|Removing after probe failure|Device not ready; aborting)"),
     ("nvme_lost", rf"{_NVME}controller is down; will reset: CSTS[=:]0xffffffff"),
     ("nvme_reset", rf"{_NVME}(?:controller is down; will reset|frozen state error detected|resetting controller due to)"),
-    ("disk_error", rf"(?:blk_update_request: )?critical medium error, dev {_BLOCK}"),
-    ("disk_error", rf"(?:blk_update_request: )?critical target error, dev {_BLOCK},(?!.* op 0x[0-9a-f]+:\({_WITHOUT_DATA}\))"),
-    ("disk_error", r"(?P<disk>nvme\d+(?:c\d+)?n\d+): .* \(sct 0x2 / sc "),
+    ("disk_error", rf"{_BLOCK_LAYER}(?:critical medium|protection) error, dev {_BLOCK}"),
+    ("disk_error", rf"{_BLOCK_LAYER}critical target error, dev {_BLOCK},(?!.* op 0x[0-9a-f]+:\({_WITHOUT_DATA}\))"),
+    # 0x85: a comparison that the host asked for failed. 0x86: _LOCKED. 0x87: the block was never written, or was deallocated.
+    ("disk_error", rf"{_NAMESPACE}: .* \(sct 0x2 / sc 0x(?!8[567]\))"),
+    *(("disk_locked", pattern) for pattern in _LOCKED),
+    ("storage_controller", _adapter("megaraid_sas") + "(?:(?:Found )?FW in FAULT state|resetting fusion adapter|Reset failed)"),
+    ("storage_controller", r"(?:mpt[23]sas_cm|mpi3mr)\d+: (?:fault_state|coredump_state|fault code)\(0x"),
+    ("storage_controller", _adapter("hpsa") + "Controller lockup detected"),
+    ("storage_controller", _adapter("smartpqi") + "(?:no heartbeat detected|controller (?:is )?offline)"),
+    ("storage_controller", rf"aacraid\d*(?: {_PCI})?: Host adapter (?:BLINK LED|reset request|(?:is )?dead)"),
+    ("storage_controller", r"aacraid\d*: adapter kernel panic"),
+    # A volume of a RAID controller. The driver writes the events of the controller that are at least critical.
+    ("array_member_failed", _adapter("megaraid_sas") + r"\d+ \([^)]*\) - VD \S+ is now (?:PARTIALLY )?(?:DEGRADED|OFFLINE)"),
     ("array_member_failed", rf"md/\w+:md\w+: Disk failure on {_BLOCK}, disabling device"),
     ("array_member_failed", rf"md: kicking (?:non-fresh|faulty) {_BLOCK} from array"),
     ("array_member_failed", r"device-mapper: raid: Failed to read superblock of device"),
@@ -151,7 +172,14 @@ _PAGE_BITS = 12
 _EDAC = re.compile(r"EDAC \w+: (\d+) (CE|UE) (?:.*? )?on (?:(?:any|unknown) memory|(.+?))(?: \(|$)")
 """Some drivers, such as that of AMD processors, write no text between `CE` or `UE` and `on`. The name after `on` can name two
 memory modules, as in `A or B`."""
-_AMD = re.compile(r"\[Hardware Error\]: (?:Uncorrected, software|System Fatal error|Deferred error)")
+_AMD = re.compile(r"\[Hardware Error\]: (?:Uncorrected, software|(System Fatal error)|Deferred error)")
+"""The text in parentheses: the processor had to stop. A kernel that finds such an error panics, unless the error is from before
+the boot (arch/x86/kernel/cpu/mce)."""
+_CHECK_TIME = re.compile(r"(?:mce: )?\[Hardware Error\]: TSC ([0-9a-f]+)\b")
+"""Second line about a machine check, with its time. The time is 0 if the kernel found the error in the bank of a processor when
+the kernel started: the error is from before the boot."""
+_ATTACHED = re.compile(r"(?:nvme (nvme\d+): pci function |sd [\d:]+: \[(sd\w+)\] \d+ \d+-byte logical blocks)")
+"""Message that the kernel has found a disk, and has given it a name, which another disk may have had before."""
 EVENTS = tuple(
     sorted(
         {event for event, _ in _PATTERNS}
@@ -166,6 +194,7 @@ EVENTS = tuple(
             "hardware_error",
             "hardware_corrected",
             "previous_boot",
+            "gpu_page_offlined",
         }
     )
 )
@@ -180,6 +209,8 @@ _ANY = re.compile(
             _MCE.pattern,
             _EDAC.pattern,
             _AMD.pattern,
+            _CHECK_TIME.pattern,
+            _ATTACHED.pattern,
         )
     )
 )
@@ -188,6 +219,8 @@ _CORRECTED = ("corrected", "info", "informational")
 VOLUME_EVENTS = {"nvme_timeout": "volume_timeout", "nvme_lost": "volume_lost", "nvme_reset": "volume_reset"}
 """Event of an NVMe controller -> its name if the controller is a volume of a cloud, DPU or hypervisor. Such an event shows no
 faulty part of the host: the volume may be in the network, and it may be detached at any time."""
+FORMER = ".former"
+"""Text after the name of a disk that lost this name before the newest message: the name may now be that of another disk."""
 _MAX_PARTS = 256
 """Once this many pairs of event and part are counted, events of new pairs count for the host, which limits the memory."""
 _MAX_OPEN = 16
@@ -239,6 +272,8 @@ class EventCounts:
     counts: Counter[tuple[str, Part]] = field(default_factory=Counter)
     newest: dict[tuple[str, Part], float] = field(default_factory=dict)
     """Event and part -> seconds from boot to the newest message."""
+    is_gpu_page: Callable[[int], bool] = lambda page: False
+    """Returns whether the page with this page frame number is memory of a GPU."""
     _open: dict[str, _HardwareRecord] = field(default_factory=dict)
     """Number of a firmware record -> the record. It may get further lines."""
     _has_previous: bool = False
@@ -248,13 +283,24 @@ class EventCounts:
     part is about the same fault and is not counted, unless it is one of _FIRST_MESSAGES too."""
     _pages: set[int] = field(default_factory=set)
     """Page frame numbers of bad memory."""
+    _locked: dict[str, float] = field(default_factory=dict)
+    """Disk -> uptime at its newest message that it denies access."""
+    _check: tuple[tuple[str, Part], float] | None = None
+    """Event and part of the machine check whose second line is awaited, and their value in `newest` before it."""
 
     def add(self, message: str, uptime: float) -> None:
         """Count the event that a message reports, if any. `uptime` is the time of the message in seconds since boot."""
         if not _ANY.match(message):
             return
         if machine_check := _machine_check(message):
+            self._check = machine_check, self.newest.get(machine_check, 0.0)
             self._count(*machine_check, uptime)
+        elif time := _CHECK_TIME.match(message):
+            if time[1] == "0":
+                self._move_check(uptime)
+            self._check = None
+        elif attached := _ATTACHED.match(message):
+            self._rename_former_disk(attached[1] or attached[2])
         elif edac := _EDAC.match(message):
             event = "memory_corrected" if edac[2] == "CE" else "memory_uncorrected"
             self._count(event, ("dimm", edac[3]) if edac[3] else HOST_PART, uptime, int(edac[1]))
@@ -264,8 +310,11 @@ class EventCounts:
             self._count("previous_boot", HOST_PART, uptime, int(skipped[1]))
         elif line := _RECORD_LINE.match(message):
             self._read_record(line[1] or "", line[2], uptime)
-        elif parsed := parse_event(message):
-            self._count(*parsed, uptime, 0 if self._continues(message, *parsed) else 1)
+        elif (parsed := parse_event(message)) and not self._is_denied(message, *parsed, uptime):
+            event, part = parsed
+            if (page := _page(message)) is not None and self.is_gpu_page(page):
+                event = "gpu_page_offlined"
+            self._count(event, part, uptime, 0 if self._continues(message, event, part) else 1)
 
     def by_part(self) -> Iterator[tuple[str, Part, int]]:
         """Yield every event with its part and count, sorted. Firmware records that may get further lines are included."""
@@ -278,8 +327,7 @@ class EventCounts:
 
         Only bad pages and faults with two messages are remembered. The result is False for all other faults.
         """
-        if page := _BAD_PAGE.match(message):
-            number = int(page["page"], 16) if page["page"] else int(page["address"], 16) >> _PAGE_BITS
+        if (number := _page(message)) is not None:
             is_known = number in self._pages
             if len(self._pages) < _MAX_PAGES:
                 self._pages.add(number)
@@ -292,6 +340,35 @@ class EventCounts:
             del self._reported[next(iter(self._reported))]
         self._reported[event, part] = None
         return False
+
+    def _is_denied(self, message: str, event: str, part: Part, uptime: float) -> bool:
+        """Return whether a message of the block layer is about a command that a locked disk denied. Remember locked disks."""
+        disk = re.sub(r"c\d+(?=n\d+$)", "", part[1])
+        if event == "disk_locked" and (disk in self._locked or len(self._locked) < _MAX_PARTS):
+            self._locked[disk] = uptime
+        is_recent = uptime - self._locked.get(disk, float("-inf")) <= LOCKED_S
+        return event == "disk_error" and is_recent and bool(_OF_BLOCK_LAYER.match(message))
+
+    def _move_check(self, uptime: float) -> None:
+        """Count the newest machine check as an error of the previous boot."""
+        if self._check is None:
+            return
+        (event, part), former = self._check
+        if self.counts[event, part] > 0:  # 0 if it counts for the host, see _MAX_PARTS
+            self.counts -= Counter({(event, part): 1})
+            self.newest[event, part] = former
+            if not former:
+                del self.newest[event, part]
+            self._count("previous_boot", part, uptime)
+
+    def _rename_former_disk(self, name: str) -> None:
+        """Attribute all events of the disk with this name, so far, to a former disk: the kernel has given the name again."""
+        of_disk = re.compile(rf"{name}(?:(?:c\d+)?n\d+)?p?\d*")
+        for event, part in [key for key in self.counts if key[1][0] == "disk" and of_disk.fullmatch(key[1][1])]:
+            self.counts[event, ("disk", part[1] + FORMER)] += self.counts.pop((event, part))
+            self._see(event, ("disk", part[1] + FORMER), self.newest.pop((event, part), 0.0))
+        for disk in filter(of_disk.fullmatch, list(self._locked)):
+            del self._locked[disk]
 
     def _count(self, event: str, part: Part, uptime: float, times: int = 1) -> None:
         keeps_part = (event, part) in self.counts or len(self.counts) < _MAX_PARTS
@@ -339,7 +416,15 @@ def _machine_check(message: str) -> tuple[str, Part] | None:
     if match := _MCE.match(message):
         is_uncorrected = int(match[2], 16) >> _UNCORRECTED_BIT & 1
         return "machine_check" if is_uncorrected else "machine_check_corrected", ("processor", match[1])
-    return ("machine_check", HOST_PART) if _AMD.match(message) else None
+    match = _AMD.match(message)
+    return ("previous_boot" if match[1] else "machine_check", HOST_PART) if match else None
+
+
+def _page(message: str) -> int | None:
+    """Return the page frame number in a message about a bad page of memory; None for any other message."""
+    if match := _BAD_PAGE.match(message):
+        return int(match["page"], 16) if match["page"] else int(match["address"], 16) >> _PAGE_BITS
+    return None
 
 
 def _full_address(printed: str) -> str:

@@ -9,12 +9,14 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from collectors import kernel_log
 from collectors.base import HOST_LABELS, Absent, Family, mark_varying
 from collectors.files import Files
-from collectors.kernel_events import EVENTS, PARTS, VOLUME_EVENTS, EventCounts, Part
+from collectors.host.memory import is_gpu_page
+from collectors.kernel_events import EVENTS, FORMER, PARTS, VOLUME_EVENTS, EventCounts, Part
 from collectors.kernel_log import RingBuffer
 from collectors.storage.disks import CONTROLLERS, is_volume
 
@@ -175,13 +177,16 @@ class XidCollector:
 
     def _read_all(self) -> ErrorCounts:
         log = kernel_log.read_log(self._log, self._commands)
-        counts = ErrorCounts(complete=log.complete)
+        counts = ErrorCounts(complete=log.complete, events=self._event_counts())
         counts.add(log.lines)
         return counts
 
+    def _event_counts(self) -> EventCounts:
+        return EventCounts(is_gpu_page=partial(is_gpu_page, self._files))
+
     def _read_new(self) -> ErrorCounts:
         if self._ring is None:
-            self._ring, self._counts = RingBuffer(self._log), ErrorCounts()
+            self._ring, self._counts = RingBuffer(self._log), ErrorCounts(events=self._event_counts())
         try:
             self._counts.add(self._ring.new_lines())
         except OSError:
@@ -240,7 +245,7 @@ def _families(result: ErrorCounts | Absent, files: Files) -> list[Family]:
 
 def _event(files: Files, event: str, part: Part) -> str:
     """Return the name of an event of a part. Events of NVMe controllers that are volumes have names of their own."""
-    is_of_volume = event in VOLUME_EVENTS and is_volume(files, f"{CONTROLLERS}/{part[1]}")
+    is_of_volume = event in VOLUME_EVENTS and is_volume(files, f"{CONTROLLERS}/{part[1].removesuffix(FORMER)}")
     return VOLUME_EVENTS[event] if is_of_volume else event
 
 

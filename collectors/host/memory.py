@@ -6,6 +6,7 @@ The memory of a GPU in a Grace host may be a NUMA node too (`gpu_nodes`). It is 
 from __future__ import annotations
 
 import re
+import resource
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -15,13 +16,12 @@ from collectors.host.parsing import bracketed_choice, length_of_cpu_list, meminf
 
 _CONTROLLERS = "sys/devices/system/edac/mc"
 _NO_CONTROLLER = "no EDAC driver for a memory controller is loaded"
-_NODES = "sys/devices/system/node"
+_NODES, _BLOCKS = "sys/devices/system/node", "sys/devices/system/memory"
 GPU_NODES = "proc/driver/nvidia/gpus/*/numa_status"
 """Files of NVIDIA's driver. They exist only if the driver's mode is `numa`: the kernel manages the memory of the GPUs, as NUMA
 nodes (NVIDIA open-gpu-kernel-modules, nv-procfs.c). In the mode `driver` (CDMM), the kernel does not know this memory."""
 _MEMINFO = (
     ("host.swap.total", "B", "Swap space", "SwapTotal"),
-    ("host.memory.poisoned", "B", "Memory that the kernel took out of use after an error", "HardwareCorrupted"),
     ("host.hugepages.count", "1", "Huge pages of the default size", "HugePages_Total"),
     ("host.hugepages.free", "1", "Free huge pages of the default size", "HugePages_Free"),
 )
@@ -44,6 +44,8 @@ def sizes(files: Files) -> Iterable[Family]:
     for name, unit, text, key in _MEMINFO:
         value = files.read("proc/meminfo", partial(optional_meminfo, key=key))
         yield host_family(name, unit, text, value, varies=True)
+    text = "Memory that the kernel took out of use after an error, without memory of GPUs"
+    yield host_family("host.memory.poisoned", "B", text, _poisoned(files), varies=True)
     yield host_family("host.swap.used", "B", "Swap in use", files.read("proc/meminfo", _swap_used), varies=True)
     mode = files.read("sys/kernel/mm/transparent_hugepage/enabled", bracketed_choice)
     yield host_family("host.memory.transparent_hugepages", "1", "Mode of transparent huge pages", mode)
@@ -113,6 +115,36 @@ def gpu_nodes(files: Files) -> set[str]:
     numbers = [files.read(path, _number_of_gpu_node) for path in files.glob(GPU_NODES)]
     names = {f"node{number}" for number in numbers if isinstance(number, int)}
     return {name for name in names if _has_no_processors(files, name)}
+
+
+def is_gpu_page(files: Files, page: int) -> bool:
+    """Return whether a page of memory, by its page frame number, is in a NUMA node that consists of GPU memory."""
+    size = files.read(f"{_BLOCKS}/block_size_bytes", partial(int, base=16))
+    if isinstance(size, Absent) or size <= 0:
+        return False
+    block = page * resource.getpagesize() // size
+    return any(files.exists(f"{_NODES}/{node}/memory{block}") for node in gpu_nodes(files))
+
+
+def _poisoned(files: Files) -> int | Absent:
+    """Return the memory that the kernel took out of use after an error, without memory of GPUs.
+
+    NVIDIA's driver has the kernel take pages of GPU memory out of use, if this memory is a NUMA node. Linux counts such pages in
+    the same value of /proc/meminfo as those of the host. Since Linux 6.3, it counts them for each node too: if no node of the
+    host has such a page, the result is 0.
+    """
+    value = files.read("proc/meminfo", partial(optional_meminfo, key="HardwareCorrupted"))
+    of_gpus = gpu_nodes(files)
+    if isinstance(value, Absent) or not value or not of_gpus:
+        return value
+    names = files.matching(_NODES, r"node\d+", "the kernel has no NUMA support")
+    nodes = (
+        []
+        if isinstance(names, Absent)
+        else [name for name in names if name not in of_gpus and not _is_empty(files, name)]
+    )
+    failures = [files.read(f"{_NODES}/{name}/memory_failure/total", int) for name in nodes]
+    return 0 if failures and all(number == 0 for number in failures) else value
 
 
 def _of_host(files: Files, key: str, key_of_node: str) -> int | Absent:

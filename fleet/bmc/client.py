@@ -142,6 +142,19 @@ class RedfishSession:
         is_whole = all(isinstance(member, dict) and "Id" in member for member in members)
         return collection if is_complete and is_whole else None
 
+    def expanded(self, collection: Resource) -> Resource | None:
+        """Return a collection of links with its members; None if the service does not return all of them whole.
+
+        The depth is left out, because not all services that return members with a collection accept a depth (HPE).
+        """
+        try:
+            page = self.get(f"{collection.get('@odata.id')}?$expand=.") or {}
+        except BmcError:
+            return None
+        members = members_of(page)
+        is_whole = all(isinstance(member, dict) and "Id" in member for member in members)
+        return page if is_whole and len(members) >= len(members_of(collection)) else None
+
     def _member(self, member: object) -> Resource | None:
         if not isinstance(member, dict):
             return None

@@ -1,30 +1,34 @@
 """Read the new entries of an event log, newest first.
 
-A log may have 100 000 entries. Old entries are read only as far as needed to find the new ones.
+A log may have 100 000 entries. Old entries are read only as far as needed to find the new ones. A log that counts repeated events
+in the first entry about them, as that of HPE does, is read in full: the count of any entry may have risen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 
 from fleet.bmc.client import MAX_PAGES, RedfishSession, Resource, members_of
-from fleet.bmc.health import OK, standard
+from fleet.bmc.health import CRITICAL, OK, WARNING, standard
+from fleet.bmc.log_entries import (
+    EMPTY,
+    FULL,
+    MAX_NEW,
+    MAX_READ,
+    TOO_FAR,
+    LogEntry,
+    Mark,
+    entries_since,
+    number_of,
+    time_of,
+)
 from fleet.bmc.own_load import is_own_load
 from fleet.bmc.target import BmcError, clean_text
 
-EMPTY = "none"
-"""Value of `LogReading.newest` if the log has no entries."""
-MAX_NEW = 200
-"""Maximum number of new entries that a reading keeps. If there are more, it keeps the newest. Entries whose severity is OK are
-neither kept nor counted: some BMCs log every login, and monitoring logs in often."""
-MAX_READ = 20_000
-"""Maximum number of entries that are read to find the new ones."""
-_TOO_FAR = (
-    f"the log has more than {MAX_PAGES} pages or {MAX_READ} entries since the previous reading: save and clear it"
-)
+MAX_REPEATED = 200
+"""Maximum number of entries with repeated events in a log."""
 _EVENT_TYPES = ("sel", "event")
 """Values of the property LogEntryType of a log with hardware events, in lower case."""
 _EVENT_LOGS = frozenset({"sel", "eventlog", "event", "iml", "platformlog", "standardlog"})
@@ -32,27 +36,14 @@ _EVENT_LOGS = frozenset({"sel", "eventlog", "event", "iml", "platformlog", "stan
 _FIRST_LOG = "log1"
 """Id, in lower case, of the first log of a manager or system on Supermicro. It has hardware events if its LogEntryType is in
 _EVENT_TYPES, or if it has no LogEntryType. The log of logins has the same Id, with the LogEntryType `OEM`."""
+_FAULT_LISTS = frozenset({"faultlist", "activelog"})
+"""Ids, in lower case, of the lists of faults that exist now, of Dell and Lenovo. An entry is removed when its fault ends."""
+_SUPERSEDED = {"event": "iml", "sel": "platformlog"}
+"""Id, in lower case, of a log that is not read if its owner also has the second one. HPE's `Event` has the alerts that iLO sent:
+those about entries of the IML, and others about logins or security settings. Lenovo's `SEL` is a shorter copy of the PlatformLog,
+to which nothing is added once it is full."""
 _OTHER_LOGS = ("dump", "journal", "audit", "security", "lclog", "postcode", "hostlogger", "debug", "crash", "faultlog")
 """A log whose ID contains one of these texts has no hardware events."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LogEntry:
-    """One entry.
-
-    Its severity is None if the service reports no severity, or an unknown one. The severity is OK if the entry reports the end of
-    a condition, or a load of the BMC itself (`own_load.py`).
-    """
-
-    id: str
-    created: str
-    severity: str | None
-    message: str
-
-    @property
-    def mark(self) -> str:
-        """Return ID and time of the entry. The ID is not enough: a log that wraps around or is cleared uses its ids again."""
-        return f"{self.id} {self.created}".strip()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +53,7 @@ class LogReading:
     entries: int
     """Number of entries in the log."""
     newest: str
-    """Mark of the newest entry; EMPTY if the log has no entries."""
+    """Text of the `Mark` of the log."""
     new: tuple[LogEntry, ...] = ()
     """The entries whose severity is not OK and that were added since the previous reading, newest first, at most MAX_NEW."""
     new_entries: int = 0
@@ -72,94 +63,115 @@ class LogReading:
 def is_event_log(service: Resource) -> bool:
     """Return whether the log of a log service has hardware events, rather than logins, dumps or console output."""
     name = str(service.get("Id", "")).lower()
-    if any(text in name for text in _OTHER_LOGS):
+    if is_fault_list(service) or any(text in name for text in _OTHER_LOGS):
         return False
     kind = str(service.get("LogEntryType") or "").lower()
     return kind in _EVENT_TYPES or name in _EVENT_LOGS or (name == _FIRST_LOG and not kind)
 
 
-def read_log(session: RedfishSession, service: Resource, mark: str | None) -> LogReading | None:
+def hardware_logs(services: Iterable[Resource]) -> list[Resource]:
+    """Return the log services of one owner whose logs have hardware events, or list the faults that exist now."""
+    logs = [service for service in services if is_event_log(service) or is_fault_list(service)]
+    names = {str(service.get("Id", "")).lower() for service in logs}
+    return [service for service in logs if _SUPERSEDED.get(str(service.get("Id", "")).lower()) not in names]
+
+
+def is_fault_list(service: Resource) -> bool:
+    """Return whether the log of a log service lists the faults that exist now, and not all that have occurred."""
+    return str(service.get("Id", "")).lower() in _FAULT_LISTS
+
+
+def read_fault_list(session: RedfishSession, service: Resource) -> str | None:
+    """Return `OK`, or the worst severity and the texts of the faults that exist now; None if one of them has no severity.
+
+    Raises BmcError.
+    """
+    items = session.members(session.linked(service, "Entries"))
+    entries = [entry for item in items if (entry := _entry(session, item)) and entry.severity != OK]
+    severities = {entry.severity for entry in entries}
+    if None in severities:
+        return None
+    worst = CRITICAL if CRITICAL in severities else WARNING
+    return f"{worst}: {'; '.join(dict.fromkeys(entry.message for entry in entries))}"[:400] if entries else OK
+
+
+def may_lose_entries(service: Resource, logs: Iterable[Resource]) -> bool:
+    """Return whether lost entries of a log are no error: hardware events are in another log of its owner, of the type SEL.
+
+    Managers with AMI's firmware, such as that of DGX H100, have an `EventLog` of 150 entries, in which each logout is an entry.
+    """
+    kinds = {str(item.get("LogEntryType")).lower() for item in logs if not is_fault_list(item)}
+    return "sel" in kinds and str(service.get("LogEntryType")).lower() == "event"
+
+
+def read_log(
+    session: RedfishSession, service: Resource, mark: str | None, *, may_lose: bool = False
+) -> LogReading | None:
     """Return the reading of a log; None if the service has no resource `Entries`.
 
     Args:
         session: the session.
         service: the log service.
         mark: `LogReading.newest` of the previous reading; None for the first reading, in which no entry counts as new.
+        may_lose: whether lost entries are no error.
 
     Raises:
-        BmcError: the log cannot be read, or it is unknown which entries are new.
+        BmcError: the log cannot be read, it is unknown which entries are new, or entries are lost.
     """
     first = session.linked(service, "Entries")
     if first is None:
         return None
     count = first.get("Members@odata.count")
     total = count if type(count) is int and count >= 0 else len(first.get("Members") or ())
-    newest, new, not_ok, older = "", list[LogEntry](), 0, 0
-    for entry in _newest_first(session, first, total):
-        newest = newest or entry.mark
-        if mark is None or entry.mark == mark:
-            break
-        new.append(entry)
-        not_ok += entry.severity != OK
-        older += _is_older(entry.created, mark)
-        if max(not_ok, older) > MAX_NEW:
-            new = _not_older(new, mark)
-            break
-        if len(new) > MAX_READ:
-            raise BmcError(_TOO_FAR)
-    else:
-        new = _not_older(new, mark) if mark else new
-    kept = [entry for entry in new if entry.severity != OK]
-    return LogReading(entries=total, newest=newest or EMPTY, new=tuple(kept[:MAX_NEW]), new_entries=len(kept))
+    if _drops_entries(service, total):
+        raise BmcError(FULL)
+    former = None if mark is None else Mark.parse(mark)
+    entries = _newest_first(session, first, total)
+    newest = next(entries, None)
+    if newest is not None:
+        entries = chain([newest], entries)
+    counts: Mapping[str, int] = {}
+    repeated: list[LogEntry] = []
+    if newest and newest.count is not None:
+        every = _every_entry(session, first, total)
+        counts = _repeats(every)
+        if former:
+            repeated = [entry for entry in every if counts.get(entry.number, 1) > former.counts.get(entry.number, 1)]
+        entries = iter(every)
+    new = entries_since(entries, former.entry, may_lose=may_lose) if former else []
+    known = {*new}
+    kept = [entry for entry in (*new, *(item for item in repeated if item not in known)) if entry.severity != OK]
+    newest_mark = Mark(entry=newest.mark if newest else EMPTY, counts=counts)
+    return LogReading(
+        entries=total, newest=str(newest_mark), new=tuple(kept[:MAX_NEW]), new_entries=min(len(kept), MAX_NEW + 1)
+    )
 
 
-def _not_older(entries: list[LogEntry], mark: str) -> list[LogEntry]:
-    """Return the newest entries, up to the first that was in the log at the previous reading (`_was_read`).
+def _drops_entries(service: Resource, total: int) -> bool:
+    """Return whether a log is full and its service adds no further entries."""
+    maximum = service.get("MaxNumberOfRecords")
+    return service.get("OverWritePolicy") == "NeverOverWrites" and type(maximum) is int and 0 < maximum <= total
 
-    Call this only if the entry that `mark` names was not found: the log was cleared, or it was full and has overwritten the
-    entry or given it another ID, or reading stopped before it was found. If the entry was found, do not compare times, because
-    the clock of a BMC may be set back.
 
-    Args:
-        entries: entries of the log, newest first.
-        mark: mark of the newest entry at the previous reading.
+def _every_entry(session: RedfishSession, first: Resource, total: int) -> list[LogEntry]:
+    """Return all entries of a log, newest first. `first`: first page of the log."""
+    members = members_of(first)
+    if all(isinstance(item, dict) and len(item) == 1 for item in members):  # links
+        first = session.expanded(first) or first
+    entries = list(islice(_newest_first(session, first, total), MAX_READ + 1))
+    if len(entries) > MAX_READ:
+        raise BmcError(TOO_FAR)
+    return entries
 
-    Raises:
-        BmcError: the times of the entries are not plausible, so it is unknown which entries are new.
-    """
-    count = next((position for position, entry in enumerate(entries) if _was_read(entry, mark)), len(entries))
-    if entries and not count:
+
+def _repeats(entries: Iterable[LogEntry]) -> dict[str, int]:
+    """Return number of each event that has occurred more than once -> how often. Raises BmcError for more than MAX_REPEATED."""
+    counts = {entry.number: entry.count for entry in entries if entry.number and entry.count and entry.count > 1}
+    if len(counts) > MAX_REPEATED:
         raise BmcError(
-            "the newest entry of the log is older than the newest entry of the previous reading, which was not found"
+            f"more than {MAX_REPEATED} entries of the log have repeated events: save and clear it, and start a new run"
         )
-    number_of_mark = _number(mark.rpartition(" ")[0])
-    for entry in entries[count:]:
-        number = _number(entry.id)
-        has_higher_number = number_of_mark is not None and number is not None and number > number_of_mark
-        if has_higher_number or (_time(entry.created) and not _was_read(entry, mark)):
-            raise BmcError(
-                "the newest entry of the previous reading was not found, and the entries are not in the order of their "
-                "times or IDs: the clock of the BMC was set back"
-            )
-    return entries[:count]
-
-
-def _was_read(entry: LogEntry, mark: str) -> bool:
-    """Return whether an entry is older than the entry that `mark` names, or of the same second and without a higher number.
-
-    On HPE, the ID of an entry is its position. If the log is full, each new entry lowers the IDs of all earlier ones by 1, so
-    that the named entry has a lower ID than before.
-    """
-    if _is_older(entry.created, mark):
-        return True
-    number, number_of_mark = _number(entry.id), _number(mark.rpartition(" ")[0])
-    is_same_second = entry.created == mark.rpartition(" ")[2] and _time(entry.created) is not None
-    return is_same_second and number is not None and number_of_mark is not None and number <= number_of_mark
-
-
-def _number(entry_id: str) -> int | None:
-    """Return the ID of an entry as a number; None if the ID is not a number."""
-    return int(entry_id) if entry_id.isascii() and entry_id.isdigit() and len(entry_id) < 19 else None
+    return counts
 
 
 def _newest_first(session: RedfishSession, first: Resource, total: int) -> Iterator[LogEntry]:
@@ -176,7 +188,7 @@ def _newest_first(session: RedfishSession, first: Resource, total: int) -> Itera
             page = session.get((page or {}).get("Members@odata.nextLink"))
             if page is None:
                 return
-        raise BmcError(_TOO_FAR)
+        raise BmcError(TOO_FAR)
     if not following or len(members) >= total:
         yield from _reversed(session, members)
     else:
@@ -192,7 +204,7 @@ def _from_the_end(session: RedfishSession, first: Resource, members: list[object
     while skip > 0:
         pages += 1
         if pages > MAX_PAGES:
-            raise BmcError(_TOO_FAR)
+            raise BmcError(TOO_FAR)
         step = min(size, skip)
         skip -= step
         page = session.get(f"{first.get('@odata.id')}?$skip={skip}&$top={step}") if skip else first
@@ -210,7 +222,9 @@ def _from_the_end(session: RedfishSession, first: Resource, members: list[object
             return
         last = [*last, *members_of(page)][-(MAX_READ + 1) :]  # `read_log` reads no more entries than these
         link = page.get("Members@odata.nextLink")
-    raise BmcError(f"the event log has {total} entries and cannot be read from its end: save and clear it")
+    raise BmcError(
+        f"the event log has {total} entries and cannot be read from its end: save and clear it, and start a new run"
+    )
 
 
 def _reversed(session: RedfishSession, items: list[object]) -> Iterator[LogEntry]:
@@ -229,7 +243,7 @@ def _is_oldest_first(session: RedfishSession, members: list[object]) -> bool:
     two entries of step 2.
     """
     texts = [clean_text(item.get("Created", ""), 40) for item in members if isinstance(item, dict)]
-    known = [moment for text in texts if (moment := _time(text))]
+    known = [moment for text in texts if (moment := time_of(text))]
     rising = sum(first < second for first, second in pairwise(known))
     falling = sum(first > second for first, second in pairwise(known))
     if rising != falling:
@@ -237,10 +251,10 @@ def _is_oldest_first(session: RedfishSession, members: list[object]) -> bool:
     first, last = _entry(session, members[0]), _entry(session, members[-1])
     if first is None or last is None:
         return True
-    times = _time(first.created), _time(last.created)
+    times = time_of(first.created), time_of(last.created)
     if times[0] and times[1] and times[0] != times[1]:
         return times[0] < times[1]
-    numbers = _number(first.id), _number(last.id)
+    numbers = number_of(first.id), number_of(last.id)
     return numbers[0] is None or numbers[1] is None or numbers[0] <= numbers[1]
 
 
@@ -252,24 +266,28 @@ def _entry(session: RedfishSession, item: object) -> LogEntry | None:
         return None
     severity = standard(whole.get("Severity"))
     is_deassertion = str(whole.get("EntryCode", "")).lower().startswith("deassert")
+    oem = whole.get("Oem")
+    hpe = oem.get("Hpe") if isinstance(oem, dict) else None
+    hpe = hpe if isinstance(hpe, dict) else {}
+    if severity == OK and hpe.get("Repaired") is True and _is_later(hpe.get("Updated"), whole.get("Created")):
+        severity = WARNING
     return LogEntry(
         id=clean_text(whole.get("Id", ""), 60),
         created=clean_text(whole.get("Created", ""), 40),
         severity=OK if is_deassertion or is_own_load(whole, severity) else severity,
-        message=clean_text(whole.get("Message") or whole.get("MessageId") or "no text"),
+        message=f"{clean_text(whole.get('Message') or whole.get('MessageId') or 'no text')} {clean_text(_last(hpe), 80)}".strip(),
+        number=str(hpe.get("EventNumber")) if type(hpe.get("EventNumber")) is int else "",
+        count=hpe["Count"] if type(hpe.get("Count")) is int else None,
     )
 
 
-def _is_older(created: str, mark: str) -> bool:
-    time, time_of_mark = _time(created), _time(mark.rpartition(" ")[2])
-    return bool(time and time_of_mark and time < time_of_mark)
+def _is_later(updated: object, created: object) -> bool:
+    """Return whether an entry was changed after it was created. HPE creates entries about the end of a condition as repaired."""
+    times = time_of(clean_text(updated, 40)), time_of(clean_text(created, 40))
+    return times[0] is not None and times[1] is not None and times[0] > times[1]
 
 
-def _time(text: str) -> datetime | None:
-    """Return a time; None if `text` is not a time, or comes from a clock that was not set (years 1970, 2000, 9999)."""
-    try:
-        moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
-    except ValueError:
-        return None
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return moment if moment.year not in (1970, 2000, 9999) else None
+def _last(hpe: Resource) -> str:
+    """Return how often and when the event of an entry in HPE's log has occurred, if more than once."""
+    count = hpe.get("Count")
+    return f"(occurred {count} times, last at {hpe.get('Updated')})" if type(count) is int and count > 1 else ""

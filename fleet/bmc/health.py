@@ -22,6 +22,8 @@ _SPELLINGS = {
     WARNING: ("warning", "noncritical", "caution", "minor", "degraded"),
     CRITICAL: ("critical", "failed", "failure", "fault", "error", "bad", "false", "major", "fatal", "nonrecoverable"),
 }
+_WITH_READING = frozenset({"Fans", "PowerSupplies", "Temperatures"})
+"""Subsystems of HPE's `AggregateHealthStatus` whose parts have readings of their own."""
 _BAD_INPUT = ("LossOfInput", "OutOfRange")
 
 
@@ -72,7 +74,22 @@ def health(resource: Resource) -> str | None:
     reason = "; ".join(dict.fromkeys(filter(None, texts)))
     if not reason and _state(resource) == _UNUSABLE:
         reason = "it is present, but cannot be used (UnavailableOffline)"
+    reason = reason or _bad_subsystems(resource)
     return f"{value}: {reason}"[:400] if reason else value
+
+
+def _bad_subsystems(system: Resource) -> str:
+    """Return the subsystems of a system of HPE whose health is bad; empty if that of a part with a reading of its own is bad."""
+    oem = system.get("Oem")
+    hpe = oem.get("Hpe") if isinstance(oem, dict) else None
+    aggregate = hpe.get("AggregateHealthStatus") if isinstance(hpe, dict) else None
+    subsystems = aggregate if isinstance(aggregate, dict) else {}
+    bad = {
+        name
+        for name, item in subsystems.items()
+        if isinstance(item, dict) and standard(_raw_health(item)) in (WARNING, CRITICAL)
+    }
+    return "" if bad & _WITH_READING else clean_text(", ".join(sorted(bad)))
 
 
 def power_supply_health(supply: Resource) -> str | None:

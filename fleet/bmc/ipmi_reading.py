@@ -12,8 +12,8 @@ from typing import Any
 from pyghmi.exceptions import IpmiException
 from pyghmi.ipmi.command import Command
 
-from fleet.bmc.event_log import EMPTY, MAX_NEW, LogEntry
 from fleet.bmc.health import CRITICAL, OK, WARNING
+from fleet.bmc.log_entries import EMPTY, FULL, MAX_NEW, LogEntry, entries_since
 from fleet.bmc.readings import READABLE, Readings
 from fleet.bmc.redfish_reading import NO_VALUE, Marks, side_of
 from fleet.bmc.target import BmcError, BmcTarget, clean_text, label
@@ -35,6 +35,8 @@ _PARTS = {
 }
 """Type of a sensor -> the reading that contains the health of the sensor's part."""
 _EMPTY_LOG = "record not present"
+ENTRY_BYTES = 16
+"""Size of an entry of the log (IPMI 2.0, section 32.1)."""
 
 
 def read_ipmi(target: BmcTarget, marks: Marks | None, deadline: float) -> Readings:
@@ -128,8 +130,8 @@ def _health(bits: object) -> str | None:
 def _read_log(readings: Readings, command: Command, marks: Marks | None, deadline: float) -> None:
     """Add the number of entries in the log, and the new entries whose severity is not OK.
 
-    IPMI lists the oldest entry first. `marks` identifies the last entry of the previous reading: the entries after it are new. If
-    the log lacks that entry, all entries are new. Without a mark, as in the first reading, no entry is new.
+    IPMI lists the oldest entry first. `marks` identifies the last entry of the previous reading: the entries after it are new.
+    Without a mark, as in the first reading, no entry is new.
     """
     entries: list[LogEntry] = []
     try:
@@ -139,20 +141,31 @@ def _read_log(readings: Readings, command: Command, marks: Marks | None, deadlin
     except IpmiException as error:
         if _EMPTY_LOG not in str(error):
             raise
-    scope = f"log={LOG}"
-    mark = None if marks is None else marks.get(scope)
-    new = entries if mark is not None else []
-    for position, entry in enumerate(entries):
-        if entry.mark == mark:
-            new = entries[position + 1 :]
+    mark = None if marks is None else marks.get(f"log={LOG}")
+    try:
+        if entries and _is_full(command):
+            raise BmcError(FULL)
+        new = entries_since(reversed(entries), mark) if mark is not None else []
+    except BmcError as error:
+        readings.add("bmc.log.new_entries", (LOG,), None, str(error))
+        return
     kept = [entry for entry in new if entry.severity != OK]
     readings.add("bmc.log.entries", (LOG,), len(entries))
     readings.add("bmc.log.newest", (LOG,), entries[-1].mark if entries else EMPTY)
     readings.add("bmc.log.new_entries", (LOG,), min(len(kept), MAX_NEW + 1))
-    for entry in kept[-MAX_NEW:]:
+    for entry in kept[:MAX_NEW]:
         labels = (LOG, label(entry.id))
         readings.add("bmc.event.severity", labels, entry.severity, "the BMC reports no severity of the entry")
         readings.add("bmc.event.message", labels, f"{entry.created} {entry.message}".strip())
+
+
+def _is_full(command: Command) -> bool:
+    """Return whether the log has no space for another entry (IPMI 2.0, section 31.2, Get SEL Info)."""
+    try:
+        data = bytes(command.xraw_command(netfn=0x0A, command=0x40)["data"])
+    except IpmiException:
+        return False  # the BMC does not report the free space of its log
+    return len(data) >= 5 and int.from_bytes(data[3:5], "little") < ENTRY_BYTES
 
 
 def _entry(event: Mapping[str, Any]) -> LogEntry:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from fleet.bmc.client import ROOT, RedfishSession, Resource, open_session
-from fleet.bmc.event_log import is_event_log, read_log
+from fleet.bmc.event_log import hardware_logs, is_fault_list, may_lose_entries, read_fault_list, read_log
 from fleet.bmc.firmware import read_firmware
 from fleet.bmc.health import CRITICAL, OK, has_health, health, is_offline, is_there, leak_health, power_supply_health
 from fleet.bmc.parts import Parts
@@ -226,20 +226,32 @@ def _number(value: object) -> float | None:
 def _read_logs(session: RedfishSession, readings: Readings, owners: Iterable[Resource], marks: Marks | None) -> None:
     read: set[object] = set()
     for owner in owners:
-        for service in session.members(session.linked(owner, "LogServices")):
-            if not is_event_log(service) or service.get("@odata.id") in read:
+        services = hardware_logs(session.members(session.linked(owner, "LogServices")))
+        for service in services:
+            if service.get("@odata.id") in read:
                 continue
             read.add(service.get("@odata.id"))
-            _read_one_log(session, readings, label(f"{owner.get('Id', '')}.{service.get('Id', '')}"), service, marks)
+            name = label(f"{owner.get('Id', '')}.{service.get('Id', '')}")
+            if is_fault_list(service):
+                faults = read_fault_list(session, service)
+                readings.add("bmc.part.health", (f"faults.{name}",), faults, "a fault in the list has no severity")
+            else:
+                _read_one_log(session, readings, name, service, marks, may_lose=may_lose_entries(service, services))
 
 
 def _read_one_log(
-    session: RedfishSession, readings: Readings, name: str, service: Resource, marks: Marks | None
+    session: RedfishSession,
+    readings: Readings,
+    name: str,
+    service: Resource,
+    marks: Marks | None,
+    *,
+    may_lose: bool,
 ) -> None:
     scope = readings.scope("bmc.log.entries", name)
     log = Scope.parse(scope).get("log")
     try:
-        reading = read_log(session, service, None if marks is None else marks.get(scope))
+        reading = read_log(session, service, None if marks is None else marks.get(scope), may_lose=may_lose)
     except BmcError as error:
         readings.add("bmc.log.new_entries", (log,), None, str(error))
         return

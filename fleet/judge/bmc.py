@@ -29,13 +29,15 @@ SERIALS = (GPU_SERIAL, "bmc.system.serial", "bmc.chassis.serial")
 NAMES = frozenset(name for name in READINGS if name.startswith(BMC))
 MAX_LISTED_EVENTS = 200
 """A snapshot lists at most this many new entries of an event log. Entries whose severity is OK are neither listed nor counted. If
-there are more entries, the value of `bmc.log.new_entries` is this number plus one (`fleet/bmc/event_log.py`)."""
+there are more entries, the value of `bmc.log.new_entries` is this number plus one (`fleet/bmc/log_entries.py`)."""
 _FOLLOWS = {
     "bmc.power_redundancy.health": ("bmc.power_supply.health",),
     "bmc.fan_redundancy.health": ("bmc.fan.health",),
     "bmc.part.health": ("bmc.power_supply.health", "bmc.fan.health", "bmc.leak_detector.health", "bmc.sensor.alarm"),
 }
 """Reading on a group of parts -> readings on its parts. If one part is bad, the reading on the group may be bad too."""
+FAULT_LIST = "faults."
+"""Beginning of the part in the scope of `bmc.part.health` for a list of the faults that exist now (fleet/bmc/event_log.py)."""
 _PLACEHOLDERS = ("o.e.m", "not specified", "default string", "system serial", "none", "n/a", "unknown", "empty")
 
 
@@ -70,13 +72,21 @@ def with_bmc_event(view: HostView, verdict: Verdict) -> Verdict:
 def with_bmc_part(verdict: Verdict, verdicts: Sequence[Verdict]) -> Verdict:
     """Return the verdict. If it fails a group of parts, set `part` to the first part that fails.
 
-    `part` is not set if the value itself names the part, as in `Critical: PSU1`.
+    `part` is not set if the value itself names the part, as in `Critical: PSU1`. Exception: a list of the faults that exist now
+    describes the same fault as the part that fails. If no such part fails, systems and chassis without a reason follow the first
+    one with a reason, or such a list.
     """
     names = _FOLLOWS.get(verdict.name)
-    if names is None or verdict.verdict != FAIL or ":" in str(verdict.value):
+    if names is None or verdict.verdict != FAIL:
         return verdict
-    parts = [item.scope for name in names for item in verdicts if item.name == name and item.verdict == FAIL]
-    return replace(verdict, part=parts[0]) if parts else verdict
+    has_reason = ":" in str(verdict.value)
+    if has_reason and not Scope.parse(verdict.scope).get("part").startswith(FAULT_LIST):
+        return verdict
+    failed = [item for item in verdicts if item.verdict == FAIL]
+    parts = [item.scope for name in names for item in failed if item.name == name]
+    named = [item.scope for item in failed if item.name == verdict.name and ":" in str(item.value) and not has_reason]
+    first = next(iter([*parts, *named]), None)
+    return replace(verdict, part=first) if first else verdict
 
 
 def _metrics(view: HostView, name: str) -> list[Metric]:

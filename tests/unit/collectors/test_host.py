@@ -270,6 +270,31 @@ def test_memory_of_the_host_is_unknown_if_that_of_a_gpu_cannot_be_read(tmp_path:
         assert isinstance(values[name], Absent), name
 
 
+@pytest.mark.parametrize(
+    ("failures", "expected"),
+    [
+        ({0: 0, 1: 0, 2: 3}, 0),
+        ({0: 0, 1: 1, 2: 2}, 192 * 1024),
+        ({0: 3, 1: 0, 2: 0}, 192 * 1024),
+        ({0: 0, 2: 3}, 192 * 1024),  # node 1 does not report it
+        ({}, 192 * 1024),  # before Linux 6.3
+    ],
+)
+def test_poisoned_memory_of_a_gpu_is_not_memory_of_the_host(
+    tmp_path: Path, failures: Mapping[int, int], expected: int
+) -> None:
+    """`failures`: NUMA node -> number of its pages that the kernel took out of use. Nodes 2 and 10 are memory of GPUs."""
+    files = host.grace_files("numa")
+    meminfo = str(files["proc/meminfo"]) + "HardwareCorrupted:   192 kB\n"
+    nodes = {
+        f"sys/devices/system/node/node{node}/memory_failure/total": f"{number}\n" for node, number in failures.items()
+    }
+    assert (
+        readings(host.build_tree(tmp_path, files=files | nodes | {"proc/meminfo": meminfo}))["host.memory.poisoned"]
+        == expected
+    )
+
+
 def test_missing_hardware_of_a_minimal_host_is_not_an_error(tmp_path: Path) -> None:
     values = readings(host.build_minimal_tree(tmp_path), full_snapshot=True)
     assert [name for name, value in values.items() if isinstance(value, Absent) and value.status == "error"] == []

@@ -9,6 +9,7 @@ and from the issues NVIDIA/NVSentinel 155, leptonai/gpud 1209 and NVIDIA/open-gp
 from __future__ import annotations
 
 import itertools
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collectors import kernel_log
+from collectors.base import Absent, Family, Value
 from collectors.kernel_events import EVENTS, VOLUME_EVENTS, parse_event
 from collectors.xid import ErrorCounts, XidCollector
 from tests import ROOT
@@ -95,6 +97,15 @@ UNITS = {
 """Code of an NVLink 5 XID -> the hardware unit that the line names."""
 PADDINGS = ((" ", " "), ("  ", "   "), ("   ", " "), ("\t", "\t"), ("             ", "         "))
 """White space before and after the severity in the line of an NVLink 5 XID."""
+
+
+def dict_of(family: Family) -> dict[str, Value]:
+    """Return scope -> value of the readings of a family."""
+    return {
+        ",".join(f"{label}={text}" for label, text in labels.items()): value
+        for labels, value in family.readings
+        if not isinstance(value, Absent)
+    }
 
 
 def counts(*lines: str) -> ErrorCounts:
@@ -413,9 +424,9 @@ def test_every_paragraph_of_the_log_gives_its_readings_in_every_format(prefix: s
     assert everything_read(together) == set().union(*(expected for expected, _ in paragraphs()))
 
 
-def test_every_event_except_hardware_corrected_nvme_reset_and_those_of_volumes_is_in_the_log() -> None:
+def test_every_event_except_hardware_corrected_nvme_reset_and_those_of_volumes_and_gpus_is_in_the_log() -> None:
     named = {item.split()[1] for expected, _ in paragraphs() for item in expected if item.startswith("event ")}
-    assert named | {"hardware_corrected", "nvme_reset", *VOLUME_EVENTS.values()} == set(EVENTS)
+    assert named | {"hardware_corrected", "nvme_reset", "gpu_page_offlined", *VOLUME_EVENTS.values()} == set(EVENTS)
 
 
 @pytest.mark.parametrize("prefix", PREFIXES.values(), ids=PREFIXES)
@@ -497,6 +508,77 @@ def test_number_of_known_bad_pages_is_limited() -> None:
     ).events
     # Only pages 0 to 4095 are remembered, so both messages about page 4096 count.
     assert read.counts.total() == 4098
+
+
+@pytest.mark.parametrize(("page", "event"), [(0x40, "gpu_page_offlined"), (0x3F, "memory_uncorrected")])
+def test_page_of_gpu_memory_is_no_error_of_the_memory_of_the_host(tmp_path: Path, page: int, event: str) -> None:
+    """NVIDIA's driver has the kernel take pages of GPU memory out of use, if this memory is a NUMA node (GH200, GB200).
+
+    Here, a block of memory has 64 pages. Block 1 is in the node of a GPU.
+    """
+    files = {
+        "proc/driver/nvidia/gpus/0009:01:00.0/numa_status": "Node:                1\nStatus:              online\n",
+        "sys/devices/system/node/node1/cpulist": "\n",
+        "sys/devices/system/node/node1/memory1/state": "online\n",
+        "sys/devices/system/node/node0/memory0/state": "online\n",
+        "sys/devices/system/memory/block_size_bytes": f"{64 * resource.getpagesize():x}\n",
+        "kmsg": f"3,0,1000000,-;Memory failure: {page:#x}: recovery action for free page: Recovered\n",
+    }
+    for path, text in files.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    for full_snapshot in (True, False):
+        collector = XidCollector(tmp_path / "kmsg", full_snapshot=full_snapshot, commands=(), root=tmp_path)
+        families = {family.name: dict_of(family) for family in collector.collect()}
+        assert families["kernel.event.count"] == {f"event={event}": 1}
+        assert {scope for scope, at in families["kernel.event.last_seen"].items() if at} == {f"event={event}"}
+
+
+def test_command_that_a_locked_disk_denied_is_no_error_of_the_disk() -> None:
+    """The messages about the command, from the driver and from the block layer, are rate-limited separately."""
+    denied = "nvme7c7n1: Read(0x2) @ LBA 0, 8 blocks, Access Denied (sct 0x2 / sc 0x86) DNR "
+    failed = "critical medium error, dev nvme7n1, sector 0 op 0x0:(READ) flags 0x0 phys_seg 1 prio class 2"
+    other = failed.replace("nvme7n1", "nvme8n1")
+    broken = "nvme7n1: Read(0x2) @ LBA 0, 8 blocks, Unrecovered Read Error (sct 0x2 / sc 0x81) DNR "
+    for lines, errors in (
+        ([(5, denied), (5, failed), (6, failed), (64, failed)], {}),
+        ([(5, denied), (66, failed)], {"nvme7n1": 1}),
+        ([(5, failed), (5, denied)], {"nvme7n1": 1}),
+        ([(5, denied), (5, other)], {"nvme8n1": 1}),
+        ([(5, denied), (5, broken)], {"nvme7n1": 1}),
+        ([(5, denied), (6, "nvme nvme8: pci function 0000:5d:00.0"), (7, failed)], {}),
+        ([(5, denied), (6, "nvme nvme7: pci function 0000:5d:00.0"), (7, failed)], {"nvme7n1": 1}),
+    ):
+        read = counts(*(f"3,{number},{at}000000,-;{line}" for number, (at, line) in enumerate(lines)))
+        assert {part[1]: times for event, part, times in read.events.by_part() if event == "disk_error"} == errors
+
+
+@pytest.mark.parametrize(
+    ("found", "name", "other"),
+    [
+        ("nvme nvme1: pci function 0000:5d:00.0", "nvme1", "nvme11"),
+        ("sd 0:0:4:0: [sdb] 7814037168 512-byte logical blocks: (4.00 TB/3.64 TiB)", "sdb", "sdbb"),
+    ],
+)
+def test_events_before_a_name_was_given_to_another_disk_are_of_a_former_disk(found: str, name: str, other: str) -> None:
+    """A disk that replaces a faulty one often gets its name. The kernel log does not have the serials."""
+    namespace = "n1" if name.startswith("nvme") else ""
+    errors = [
+        f"critical medium error, dev {name}{namespace}, sector 0",
+        f"md/raid1:md0: Disk failure on {name}{namespace}{'p2' if namespace else '2'}, disabling device.",
+        f"critical medium error, dev {other}{namespace}, sector 0",
+    ]
+    others = [("disk_error", f"{other}{namespace}", 1)]
+    current = [(event, disk) for event, (_, disk), _ in counts(*errors[:2]).events.by_part()]
+    former = [(event, f"{disk}.former", 1) for event, disk in current]
+    for lines, expected in (
+        ([found, *errors], [(event, disk, 1) for event, disk in current] + others),
+        ([found, *errors, found], former + others),
+        ([*errors, found, errors[0]], [*former, ("disk_error", f"{name}{namespace}", 1), *others]),
+    ):
+        read = counts(*(f"3,{number},{number}000000,-;{line}" for number, line in enumerate(lines))).events
+        assert sorted(expected) == sorted((event, part[1], times) for event, part, times in read.by_part())
+        assert read.newest.keys() == read.counts.keys()
 
 
 def test_firmware_records_with_different_numbers_are_counted_separately() -> None:

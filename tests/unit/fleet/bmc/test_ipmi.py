@@ -9,6 +9,7 @@ import errno
 import json
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -192,13 +193,17 @@ def event(number: int, **changed: Any) -> dict[str, Any]:
     return fields | {"component_type": "Temperature"} | changed
 
 
-def read_log(events: list[dict[str, Any]], mark: str) -> Readings:
+def read_log(events: list[dict[str, Any]], mark: str, space: int = 0xFFFF) -> Readings:
     """Read a log with these events.
 
     `mark`: ID and time of the newest entry at the previous reading, or the text `none` if the log was empty then.
+    `space`: the free space of the log in bytes.
     """
     readings = Readings()
-    command: Any = SimpleNamespace(get_event_log=lambda: iter(events))
+    information = b"\x51\0\0" + space.to_bytes(2, "little") + 9 * b"\0"
+    command: Any = SimpleNamespace(
+        get_event_log=lambda: iter(events), xraw_command=lambda netfn, command: {"data": bytearray(information)}
+    )
     ipmi_reading._read_log(readings, command, {"log=SEL": mark}, float("inf"))
     return readings
 
@@ -212,6 +217,25 @@ def test_new_entries_of_a_long_log_and_of_a_cleared_log_are_counted() -> None:
     metrics = {item.name: item for item in read_log(events[:2], "977 2026-11-01T00:00:00").metrics()}
     assert metrics["bmc.log.new_entries"].values == {"log=SEL": 2}
     assert metrics["bmc.log.entries"].values == {"log=SEL": 2}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "space", "expected"),
+    [
+        (range(1, 5), 16, ""),
+        (range(4, 6), 16, "the log has no entry from before"),
+        ((), 16, "the log has no entry from before"),
+        (range(1, 5), 15, "the log is full"),
+        (range(1, 5), 0, "the log is full"),
+    ],
+)
+def test_log_that_may_have_lost_entries_is_an_error(numbers: Iterable[int], space: int, expected: str) -> None:
+    """The newest entry of the previous reading has the number 3."""
+    events = [event(number, severity=0, timecode=1_780_000_000 + number) for number in numbers]
+    mark = _entry(event(3, timecode=1_780_000_003)).mark
+    metrics = {item.name: item for item in read_log(events, mark, space).metrics()}
+    assert metrics["bmc.log.new_entries"].absent.get("log=SEL", "").startswith(f"error: {expected}" if expected else "")
+    assert metrics["bmc.log.new_entries"].values == ({} if expected else {"log=SEL": 0})
 
 
 def test_events_of_severity_ok_neither_count_nor_hide_an_older_error() -> None:

@@ -287,6 +287,28 @@ def test_model_of_the_part_is_read_with_its_firmware(certificate: Path, item: di
     assert [*metrics["bmc.firmware.part"].absent] == ([] if part else [component])
 
 
+@pytest.mark.parametrize(
+    ("bad", "expected"),
+    [
+        ({"Storage": "Critical"}, "Critical: Storage"),
+        ({"Storage": "Critical", "Memory": "Warning", "Network": "Unknown"}, "Critical: Memory, Storage"),
+        ({"Storage": "Critical", "PowerSupplies": "Critical"}, "Critical"),  # the power supply has a reading of its own
+        ({}, "Critical"),
+        ("garbage", "Critical"),
+    ],
+)
+def test_health_of_a_system_of_hpe_names_the_subsystem(certificate: Path, bad: Any, expected: str) -> None:
+    """The form is that of an iLO 5 (mock-up in github.com/NVIDIA/libredfish), which reports no conditions."""
+    aggregate = {name: {"Status": {"Health": value}} for name, value in bad.items()} if isinstance(bad, dict) else bad
+    resources = bmc.old_schema()
+    resources[f"{V1}/Systems/1"] |= {
+        "Status": bmc.CRITICAL,
+        "Oem": {"Hpe": {"AggregateHealthStatus": aggregate, "PostState": "FinishedPost"}},
+    }
+    with service(certificate, resources) as served:
+        assert values(read(served.target(certificate)), "part.health")["part=system.1"] == expected
+
+
 def test_leak_is_critical_although_the_detector_has_the_state_degraded(certificate: Path) -> None:
     resources = bmc.new_schema()
     resources[DETECTOR] |= {"DetectorState": "Critical", "Status": {"State": "Degraded", "Health": "Critical"}}
@@ -408,7 +430,7 @@ def test_log_with_more_new_entries_than_can_be_read_is_an_error(
     with service(certificate, log_of(listed, page_size=page_size)) as served:
         metrics = read(served.target(certificate), {LOG: f"0 {entries[0]['Created']}"})
     expected = "error: the log has more than 64 pages or 20000 entries since the previous reading: save and clear it"
-    assert metrics["bmc.log.new_entries"].absent == {LOG: expected}
+    assert metrics["bmc.log.new_entries"].absent == {LOG: f"{expected}, and start a new run"}
     assert values(metrics, "readable") == {"host": True}
 
 
@@ -423,7 +445,7 @@ def test_long_log_of_a_service_that_ignores_skip_is_an_error(certificate: Path) 
     with service(certificate, bmc.old_schema() | {SEL: first}) as served:
         metrics = read(served.target(certificate), {LOG: "5 2026"})
     assert values(metrics, "readable") == {"host": True}
-    expected = "error: the event log has 100000 entries and cannot be read from its end: save and clear it"
+    expected = "error: the event log has 100000 entries and cannot be read from its end: save and clear it, and start a new run"
     assert metrics["bmc.log.new_entries"].absent == {LOG: expected}
 
 

@@ -137,6 +137,26 @@ def test_failed_power_supply_and_its_effects_on_redundancy_and_system_are_one_ca
     assert decision(evidence) == REJECTED
 
 
+@pytest.mark.parametrize("has_part", [True, False])
+def test_list_of_current_faults_and_the_health_of_the_system_are_one_cause(has_part: bool) -> None:
+    metrics = with_value(healthy("h2").metrics(), "part.health", "part=system.1", "Critical")
+    metrics = with_value(metrics, "part.health", "part=faults.1.FaultList", "Critical: the power supply 2 has no input")
+    if has_part:
+        metrics = with_value(metrics, "power_supply.health", "psu=PSU2", "Critical")
+    (cause,) = causes(fleet(h2=bmc_record("h2", *[metrics] * len(MOMENTS))))
+    assert cause.part == ("psu=PSU2" if has_part else "part=faults.1.FaultList")
+    of_list = "part faults.1.FaultList of h2 has the health Critical: the power supply 2 has no input"
+    assert cause.title == ("power supply PSU2 of h2 has the health Critical" if has_part else of_list)
+
+
+def test_chassis_without_a_reason_follows_the_system_with_a_reason() -> None:
+    """On HPE, the system names its subsystem with bad health, and the chassis does not."""
+    metrics = with_value(healthy("h2").metrics(), "part.health", "part=chassis.1", "Critical")
+    metrics = with_value(metrics, "part.health", "part=system.1", "Critical: Storage")
+    (cause,) = causes(fleet(h2=bmc_record("h2", *[metrics] * len(MOMENTS))))
+    assert cause.title == "part system.1 of h2 has the health Critical: Storage"
+
+
 @pytest.mark.parametrize(("name", "scope"), [("power_supply.health", "psu=PSU2"), ("fan.health", "fan=FAN1")])
 def test_health_that_the_bmc_no_longer_states_is_inconclusive(name: str, scope: str) -> None:
     last = tuple(
