@@ -122,8 +122,8 @@ class LivePublisher(LaunchThread):
     def _follow_clock(self) -> None:
         """Adapt begin and deadline if the host's clock has been set.
 
-        The supervisor measures the deadline with the monotonic clock. Without this, a step of the clock, for example when NTP first
-        synchronizes it, would make the stage look overdue.
+        The supervisor measures the deadline with the monotonic clock. Without this, a step of the clock, for example when NTP
+        first synchronizes it, would make the stage look overdue.
         """
         step_s = time.time() - time.monotonic() - self._clock_offset_s
         if abs(step_s) > CLOCK_STEP_S:

@@ -8,31 +8,25 @@ The server in this module has a single event loop and closes each connection aft
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import gzip
-import hashlib
-import hmac
 import ipaddress
 import logging
 import math
 import re
 import resource
-import secrets
 import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import cast
 
-import bcrypt
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 
 from agent.exporter.defaults import COLLECT_S, FRESH_S
+from agent.exporter.users import Users
 from agent.exporter.web_config import WebConfig
 from schemas.host_names import check_host_name
 
@@ -79,7 +73,7 @@ class Page:
         async with self._lock:
             began, ended, body = self._cache.get((kind, zipped), (0.0, 0.0, b""))
             # A page that was being rendered when the request arrived is fresh, however long the hardware took to answer.
-            if not body or arrived > ended and arrived - began > self._fresh_s:
+            if not body or (arrived > ended and arrived - began > self._fresh_s):
                 began = time.monotonic()
                 # Rounded, because the limit is in the reason of a failure, and each new reason is logged.
                 COLLECT_S.set(round(max(MIN_COLLECT_S, limit_s - (began - arrived)), 1))  # to_thread copies the context
@@ -100,47 +94,6 @@ def _collect_s(timeout: str) -> float:
         seconds = math.inf
     limit_s = COLLECT_S.get()
     return min(limit_s, COLLECT_SHARE * seconds) if seconds > 0 else limit_s
-
-
-class Users:
-    """Basic authentication with bcrypt hashes. bcrypt is slow, so the fingerprint of a user's last correct header is kept."""
-
-    def __init__(self, hashes: Mapping[str, str]) -> None:
-        self._hashes = {name: text.encode() for name, text in hashes.items()}
-        self._dummy_hash = bcrypt.hashpw(secrets.token_bytes(16), bcrypt.gensalt(10))
-        self._salt = secrets.token_bytes(16)
-        # User -> fingerprint of the last correct Authorization header. Only one is kept per user, so that the size is limited.
-        self._verified: dict[str, bytes] = {}
-        self._executor = ThreadPoolExecutor(1, "bcrypt")  # one thread, so that password guessing uses at most one core
-
-    async def admits(self, header: str) -> bool:
-        """Return whether the Authorization header is valid.
-
-        An unknown user is answered as slowly as a known user with a wrong password (if the hashes of the users have cost 10), so
-        response times do not show which users exist.
-        """
-        if not self._hashes:
-            return True
-        scheme, _, encoded = header.partition(" ")
-        try:
-            name, _, password = base64.b64decode(encoded, validate=True).decode().partition(":")
-        except (binascii.Error, UnicodeDecodeError, ValueError):
-            return False
-        if scheme.lower() != "basic":
-            return False
-        known = self._hashes.get(name)
-        fingerprint = hmac.digest(self._salt, encoded.encode(), hashlib.sha256)
-        if known and hmac.compare_digest(fingerprint, self._verified.get(name, b"")):
-            return True
-        # bcrypt uses at most 72 bytes, and its newer versions reject longer passwords.
-        loop, secret = asyncio.get_running_loop(), password.encode()[:72]
-        try:
-            correct = await loop.run_in_executor(self._executor, bcrypt.checkpw, secret, known or self._dummy_hash)
-        except ValueError:  # the password contains a zero byte
-            return False
-        if known and correct:
-            self._verified[name] = fingerprint
-        return bool(known) and correct
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -74,8 +74,8 @@ def _why_not_loaded(root: Path) -> str:
             return f"{error}: install the libraries of the driver again"
         if (root / _DRIVER).exists() and (root / _DRIVER_CONTAINER).exists():
             return (
-                "the driver and its libraries are in a container (/run/nvidia/driver), as with NVIDIA's GPU operator: measure this "
-                "host with the manifests for Kubernetes"
+                "the driver and its libraries are in a container (/run/nvidia/driver), as with NVIDIA's GPU operator: measure "
+                "this host with the manifests for Kubernetes"
             )
         if (root / _DRIVER).exists():
             return (
