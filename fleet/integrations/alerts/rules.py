@@ -116,8 +116,11 @@ class PartLabels:
                 current = f'label_replace({current},\n    "{label}", "$1", "{source}", "(.+)")'
         return (
             f"topk by (instance, {self.key}) (1, max by ({labels}) ({current}))\n"
-            f"or on (instance, {self.key}) ({self.series} unless on (instance, {identity}) {self._identified}\n"
-            f"  and on (instance) last_over_time({UP}[{_TARGET_GAP}]))"
+            f"or on (instance, {self.key}) (\n"
+            f"  {self.series}\n"
+            f"  unless on (instance, {identity}) {self._identified}\n"
+            f"  and on (instance) last_over_time({UP}[{_TARGET_GAP}])\n"
+            ")"
         )
 
     @property
@@ -134,11 +137,9 @@ class PartLabels:
         name, _, matchers = self.info.partition("{")
         selector = f'{name}{{{matchers.removesuffix("}") + ", " if matchers else ""}{self.identity}!~"[0:]*"}}'
         label = self._recorded_identity
-        return (
-            selector
-            if label == self.identity
-            else f'label_replace({selector}, "{label}", "$1", "{self.identity}", "(.+)")'
-        )
+        if label == self.identity:
+            return selector
+        return f'label_replace({selector},\n    "{label}", "$1", "{self.identity}", "(.+)")'
 
     def join(self, expr: str) -> str:
         """Return `expr` with the labels of the part added. For a part without a recorded series, no labels are added."""
