@@ -148,7 +148,8 @@ def _serve(options: argparse.Namespace, gpus: Sequence[int] | None, web: WebConf
     except OSError as error:
         return fail(_listen_problem(options, error))
     with server:
-        print_progress(f"listening on {server.scheme}://{options.listen}:{server.port}/metrics")
+        address = f"[{options.listen}]" if ":" in options.listen else options.listen
+        print_progress(f"listening on {server.scheme}://{address}:{server.port}/metrics")
         background.notify_ready()
         end_of_run = EndOfRun(options.state)
         while not ended.wait(FRESH_S):  # with a time-out, because Python may run a signal's handler only after the wait

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
 from agent.exporter.dcgm_names import DcgmRenamer
-from agent.exporter.defaults import FRESH_S
+from agent.exporter.defaults import COLLECT_S, FRESH_S
 from agent.exporter.earlier_names import earlier_metrics
 from agent.exporter.metric_names import EVERY, PREFIX, info_label, prometheus_name
 from agent.exporter.web import Server
@@ -30,8 +30,6 @@ COMPATIBLE_NAMES: Mapping[str, Callable[[], Callable[[Sequence[Family]], Iterabl
 }
 """Value of `--compat` -> function that returns a converter from families to metrics with the names of dcgm-exporter (`dcgm`) or
 of Rackproof 1.0 (`1.0`)."""
-SCRAPE_DEADLINE_S = 8.0
-"""Time limit for all collectors of a scrape together, below Prometheus' default scrape timeout of 10 s."""
 
 
 class Source(Protocol):
@@ -70,7 +68,7 @@ class Exporter:
         with self._lock:
             # Sources are read like collectors, but they return Prometheus families.
             every = [*self._collectors, *cast("Sequence[Any]", self._sources)]
-            collected, outcome = collect(every, SCRAPE_DEADLINE_S, self._stuck)
+            collected, outcome = collect(every, COLLECT_S.get(), self._stuck)
             families = [family for family in collected if isinstance(family, Family)]
             renamed = [metric for name in self._compat for metric in self._rename(name, families, outcome)]
             self._log_changes(outcome)
@@ -106,7 +104,7 @@ class Exporter:
 
     def _collector_metrics(self, outcome: dict[str, float | str]) -> list[Metric]:
         """Return for each collector: success, duration, time of the last success, and how long its current call has hung."""
-        now = time.time()
+        now, monotonic = time.time(), time.monotonic()
         success = _gauge("rackproof_collector_success")
         duration = _gauge("rackproof_collector_duration_seconds")
         last_success = _gauge("rackproof_collector_last_success_timestamp_seconds")
@@ -117,10 +115,10 @@ class Exporter:
                 duration.add_metric([name], result)
                 self._last_success[name] = now
             if name in self._stuck and self._stuck[name].is_alive():
-                self._stuck_since.setdefault(name, now)
+                self._stuck_since.setdefault(name, monotonic)
             else:
                 self._stuck_since.pop(name, None)
-            stuck.add_metric([name], now - self._stuck_since.get(name, now))
+            stuck.add_metric([name], monotonic - self._stuck_since.get(name, monotonic))
         for name, at in self._last_success.items():
             last_success.add_metric([name], at)
         return [success, duration, last_success, stuck]

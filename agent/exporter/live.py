@@ -14,7 +14,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agent.exporter.figures import Json, RankFiles, newest_figures
@@ -34,6 +34,8 @@ FILE = "live.json"
 SCHEMA = "rackproof.live/1"
 PERIOD_S, SILENT_S = 2.0, 30.0
 """Time between two writes of the file while a stage runs. After SILENT_S without a write, the supervisor is considered lost."""
+CLOCK_STEP_S = 1.0
+"""If the host's clock differs by more than this from what the monotonic clock predicts, it has been set."""
 PHASES = ("start", "join", "readiness check", "leave", "end", "failed")
 """Prefixes of the phases in which a rank runs no benchmark. Any other phase begins with the name of a benchmark."""
 
@@ -48,6 +50,10 @@ class Span:
     deadline: float
     """Latest end of the last round."""
     progress: float
+
+    def shifted(self, step_s: float) -> Span:
+        """Return the same span after the host's clock has been set forward by `step_s` (negative: back)."""
+        return replace(self, began=self.began + step_s, ends=self.ends + step_s, deadline=self.deadline + step_s)
 
     def fields(self, now: float, round_began: float) -> Json:
         """Return begin, deadline and progress of the whole soak. In the document, they replace those of the current round."""
@@ -92,6 +98,7 @@ class LivePublisher(LaunchThread):
         super().__init__("live")
         self._run, self._stage, self._states = run, stage, states
         self._began, self._deadline_s, self._span = time.time(), deadline_s, span
+        self._clock_offset_s = self._began - time.monotonic()
         numbers = tuple(ranks)
         self._files = [RankFiles(work, rank) for rank in numbers]
         self._progress = StageProgress(run, stage, work, numbers, time.monotonic())
@@ -112,7 +119,20 @@ class LivePublisher(LaunchThread):
             if self._ended.wait(PERIOD_S):
                 return
 
+    def _follow_clock(self) -> None:
+        """Adapt begin and deadline if the host's clock has been set.
+
+        The supervisor measures the deadline with the monotonic clock. Without this, a step of the clock, for example when NTP
+        first synchronizes it, would make the stage look overdue.
+        """
+        step_s = time.time() - time.monotonic() - self._clock_offset_s
+        if abs(step_s) > CLOCK_STEP_S:
+            self._clock_offset_s += step_s
+            self._began += step_s
+            self._span = self._span.shifted(step_s) if self._span else None
+
     def _running_fields(self) -> Json:
+        self._follow_clock()
         observations = [item for files in self._files for item in files.observations()]
         training = [item for files in self._files for item in files.training_progress()]
         figures, left_out = newest_figures(observations, training)

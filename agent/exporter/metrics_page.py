@@ -30,6 +30,8 @@ tests/unit/agent/exporter/test_metrics_page.py` generates this page from the cod
 - Names end with the base unit, and those of counters with `_total`. A flag is 0 or 1.
 - A missing reading has no series, never a zero. `rackproof_readings_absent` counts missing readings, and
   `rackproof_collector_success` is 0 if a whole collector failed.
+- The systemd service that the playbooks install may not read the state of the clock (`ProtectClock`). It exports none of
+  `rackproof_clock_synchronized`, `rackproof_clock_offset_seconds` and `rackproof_clock_error_…`.
 - Readings that are texts (names, versions, serials) are labels. The host and each of its parts (GPU, NIC …) have one series with
   these labels and the value 1: `rackproof_host_info`, `rackproof_gpu_info`, `rackproof_nic_info` …
 - `gpu` is the NVML index, and `uuid` identifies the GPU. Other devices have the labels `pci` (as in sysfs), `hca`, `nic`, `disk`.

@@ -8,28 +8,25 @@ The server in this module has a single event loop and closes each connection aft
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import gzip
-import hashlib
-import hmac
+import ipaddress
 import logging
+import math
 import re
 import resource
-import secrets
+import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import cast
 
-import bcrypt
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 
-from agent.exporter.defaults import FRESH_S
+from agent.exporter.defaults import COLLECT_S, FRESH_S
+from agent.exporter.users import Users
 from agent.exporter.web_config import WebConfig
 from schemas.host_names import check_host_name
 
@@ -37,6 +34,9 @@ log = logging.getLogger(__name__)
 
 HEAD_BYTES, HEAD_S, WRITE_S = 16_384, 5.0, 10.0
 """Maximum bytes of a request's head; seconds for the client to send the head; seconds for the client to read the answer."""
+COLLECT_SHARE, MIN_COLLECT_S = 0.8, 2.0
+"""Share of the scraper's timeout within which the collectors must finish, and the least time that they have: clients share a
+page, so a client with a very short timeout must not make the collectors fail for the others."""
 MAX_CONNECTIONS = 2048
 BACKLOG = 1024
 OPENMETRICS, TEXT = openmetrics.CONTENT_TYPE_LATEST, "text/plain; version=0.0.4; charset=utf-8"
@@ -55,19 +55,30 @@ class Page:
         self._registry = registry
         self._fresh_s = fresh_s
         self._lock = asyncio.Lock()
-        self._cache: dict[tuple[str, bool], tuple[float, bytes]] = {}
+        self._cache: dict[tuple[str, bool], tuple[float, float, bytes]] = {}
+        """Format and compression -> when the rendering began and ended, and the page."""
         self.last_request = time.monotonic()
 
-    async def get(self, accept: str, zipped: bool) -> tuple[str, bytes]:
-        """Return the content type, chosen by the client's Accept header, and the body, compressed with gzip if `zipped`."""
+    async def get(self, accept: str, zipped: bool, timeout: str = "") -> tuple[str, bytes]:
+        """Return the content type and the body.
+
+        Args:
+            accept: Accept header of the client, which chooses the format.
+            zipped: whether to compress the body with gzip.
+            timeout: seconds after which the client closes the connection; empty or not a number: unknown.
+        """
+        limit_s = _collect_s(timeout)
         kind = OPENMETRICS if "application/openmetrics-text" in accept.lower() else TEXT
-        self.last_request = time.monotonic()
+        arrived = self.last_request = time.monotonic()
         async with self._lock:
-            began, body = self._cache.get((kind, zipped), (0.0, b""))
-            if not body or time.monotonic() - began > self._fresh_s:
+            began, ended, body = self._cache.get((kind, zipped), (0.0, 0.0, b""))
+            # A page that was being rendered when the request arrived is fresh, however long the hardware took to answer.
+            if not body or (arrived > ended and arrived - began > self._fresh_s):
                 began = time.monotonic()
+                # Rounded, because the limit is in the reason of a failure, and each new reason is logged.
+                COLLECT_S.set(round(max(MIN_COLLECT_S, limit_s - (began - arrived)), 1))  # to_thread copies the context
                 body = await asyncio.to_thread(self._render, kind, zipped)
-                self._cache[(kind, zipped)] = (began, body)
+                self._cache[(kind, zipped)] = (began, time.monotonic(), body)
         return kind, body
 
     def _render(self, kind: str, zipped: bool) -> bytes:
@@ -75,45 +86,14 @@ class Page:
         return gzip.compress(text, 1) if zipped else text
 
 
-class Users:
-    """Basic authentication with bcrypt hashes. bcrypt is slow, so the fingerprint of a user's last correct header is kept."""
-
-    def __init__(self, hashes: Mapping[str, str]) -> None:
-        self._hashes = {name: text.encode() for name, text in hashes.items()}
-        self._dummy_hash = bcrypt.hashpw(secrets.token_bytes(16), bcrypt.gensalt(10))
-        self._salt = secrets.token_bytes(16)
-        # User -> fingerprint of the last correct Authorization header. Only one is kept per user, so that the size is limited.
-        self._verified: dict[str, bytes] = {}
-        self._executor = ThreadPoolExecutor(1, "bcrypt")  # one thread, so that password guessing uses at most one core
-
-    async def admits(self, header: str) -> bool:
-        """Return whether the Authorization header is valid.
-
-        An unknown user is answered as slowly as a known user with a wrong password (if the hashes of the users have cost 10), so
-        response times do not show which users exist.
-        """
-        if not self._hashes:
-            return True
-        scheme, _, encoded = header.partition(" ")
-        try:
-            name, _, password = base64.b64decode(encoded, validate=True).decode().partition(":")
-        except (binascii.Error, UnicodeDecodeError, ValueError):
-            return False
-        if scheme.lower() != "basic":
-            return False
-        known = self._hashes.get(name)
-        fingerprint = hmac.digest(self._salt, encoded.encode(), hashlib.sha256)
-        if known and hmac.compare_digest(fingerprint, self._verified.get(name, b"")):
-            return True
-        # bcrypt uses at most 72 bytes, and its newer versions reject longer passwords.
-        loop, secret = asyncio.get_running_loop(), password.encode()[:72]
-        try:
-            correct = await loop.run_in_executor(self._executor, bcrypt.checkpw, secret, known or self._dummy_hash)
-        except ValueError:  # the password contains a zero byte
-            return False
-        if known and correct:
-            self._verified[name] = fingerprint
-        return bool(known) and correct
+def _collect_s(timeout: str) -> float:
+    """Return the time limit for the collectors, given the timeout of the scraper: at most the default."""
+    try:
+        seconds = float(timeout)
+    except ValueError:
+        seconds = math.inf
+    limit_s = COLLECT_S.get()
+    return min(limit_s, COLLECT_SHARE * seconds) if seconds > 0 else limit_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,15 +135,14 @@ class Server:
 
     async def _listen(self, address: str, port: int) -> asyncio.Server:
         check_host_name(address)
-        return await asyncio.start_server(
-            self._client,
-            address,
-            port,
-            limit=HEAD_BYTES,
-            # asyncio accepts up to `backlog` connections before `_client` runs and counts them. They use file descriptors
-            # in addition to the counted connections.
-            backlog=min(BACKLOG, self._max_connections // 2),
-        )
+        # asyncio accepts up to `backlog` connections before `_client` runs and counts them. They use file descriptors in addition
+        # to the counted connections.
+        backlog = min(BACKLOG, self._max_connections // 2)
+        if _is_every_address(address) and socket.has_dualstack_ipv6():
+            # As in node_exporter, `::` includes IPv4. asyncio would create a socket for IPv6 only.
+            listener = socket.create_server((address, port), family=socket.AF_INET6, dualstack_ipv6=True)
+            return await asyncio.start_server(self._client, sock=listener, limit=HEAD_BYTES, backlog=backlog)
+        return await asyncio.start_server(self._client, address, port, limit=HEAD_BYTES, backlog=backlog)
 
     @property
     def last_request(self) -> float:
@@ -232,11 +211,21 @@ class Server:
         if request.path == "/":
             kind, body = "text/html; charset=utf-8", INDEX
         elif request.path == "/metrics":
-            kind, body = await self._page.get(request.headers.get("accept", ""), zipped)
+            # Prometheus and compatible scrapers send their timeout.
+            timeout = request.headers.get("x-prometheus-scrape-timeout-seconds", "")
+            kind, body = await self._page.get(request.headers.get("accept", ""), zipped, timeout)
             headers |= {"Content-Encoding": "gzip"} if zipped else {}
         else:
             return _response(404, b"not found: see /metrics\n")
         return _response(200, body, {"Content-Type": kind, **headers}, silent=request.method == "HEAD")
+
+
+def _is_every_address(address: str) -> bool:
+    """Return whether the address is the unspecified address of IPv6, in any notation."""
+    try:
+        return ipaddress.IPv6Address(address).is_unspecified
+    except ValueError:
+        return False
 
 
 def _accepts_gzip(accepted: str) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from collectors.base import Absent, Collector, Family, Value, scope
+from collectors.base import Absent, Collector, Family, Labels, Value, scope
 from collectors.deadline import PendingCall, call_with_deadline
 from schemas.records import Gpu, Metric, Snapshot
 from schemas.semantic_validation import LEAST, MOST
@@ -28,7 +28,8 @@ def collect(
     """Return the families of the collectors that succeeded, and name of a collector -> its duration in seconds, or why it failed.
 
     If a collector blocks or fails, only its own readings are lost. If the caller passes the same `stuck` to every call, a
-    collector whose earlier call still blocks is not called again, but reported as an error.
+    collector whose earlier call still blocks is not called again, but reported as an error. A number that is not a measurement
+    becomes an error, and all texts have a UTF-8 encoding, so that one reading cannot make a record or a metrics page invalid.
     """
     readers = {collector.name: partial(_timed, collector) for collector in collectors}
     families: list[Family] = []
@@ -45,6 +46,9 @@ def collect(
 def _timed(collector: Collector) -> tuple[list[Family], float]:
     start = time.monotonic()
     families = list(collector.collect())
+    for family in families:
+        if isinstance(family, Family):  # the exporter's sources return metrics of prometheus_client
+            family.readings = [(_encodable_labels(labels), _measurement(value)) for labels, value in family.readings]
     return families, time.monotonic() - start
 
 
@@ -81,7 +85,7 @@ def take_snapshot(
 
 
 def _metric(family: Family) -> Metric:
-    readings = {scope(labels): _recordable(value) for labels, value in family.readings}
+    readings = {scope(labels): _text(value) if isinstance(value, str) else value for labels, value in family.readings}
     return Metric(
         name=family.name,
         unit=family.unit,
@@ -94,10 +98,10 @@ def _metric(family: Family) -> Metric:
     )
 
 
-def _recordable(value: Value | Absent) -> Value | Absent:
+def _measurement(value: Value | Absent) -> Value | Absent:
     """Return the value, or an error instead of a number that would make the whole record invalid."""
     if isinstance(value, str):
-        return _text(value)
+        return _encodable(value)
     if isinstance(value, int) and abs(value) >= 1 << 64:
         return Absent.error("not a measurement: a number of more than 64 bits")
     if isinstance(value, float) and value and not (math.isfinite(value) and LEAST <= abs(value) <= MOST):
@@ -105,9 +109,20 @@ def _recordable(value: Value | Absent) -> Value | Absent:
     return value
 
 
+def _encodable_labels(labels: Labels) -> Labels:
+    if all(map(str.isascii, labels.values())):
+        return labels
+    return {key: _encodable(value) for key, value in labels.items()}
+
+
+def _encodable(text: str) -> str:
+    """Return a text in which `?` replaces each character without a UTF-8 encoding (lone surrogate)."""
+    return text if text.isascii() else text.encode(errors="replace").decode()
+
+
 def _text(text: str) -> str:
-    """Return the first 1024 characters of a text. Characters without a UTF-8 encoding (lone surrogates) become `?`."""
-    return text.encode(errors="replace").decode()[:1024]
+    """Return the first 1024 characters of `_encodable`."""
+    return _encodable(text)[:1024]
 
 
 IDENTITY_FAMILIES = ("gpu.name", "gpu.serial", "gpu.uuid", "gpu.pci_bus_id")

@@ -41,6 +41,8 @@ class NotOpened(Absent):
 
 _ROOT = Path("/")
 _CONTROL, _DRIVER = "dev/nvidiactl", "proc/driver/nvidia/version"
+_DRIVER_CONTAINER = "run/nvidia/driver/usr"
+"""Exists if NVIDIA's GPU operator runs the driver in a container: it mounts the root of this container on the host."""
 
 
 def open_nvml(root: Path = _ROOT) -> None:
@@ -54,21 +56,31 @@ def open_nvml(root: Path = _ROOT) -> None:
 def _why_not_opened(error: nvml.NVMLError, root: Path) -> Absent:
     """Return why NVML cannot be opened.
 
-    The result is NotOpened if the library is damaged, or if /dev/nvidiactl is missing or access to it is denied. NVML's own error
-    does not name these causes. For any other cause, such as a host without a driver, the result is a plain Absent.
+    The result is NotOpened if the library is damaged, if it is missing although the driver is loaded, or if /dev/nvidiactl is
+    missing or access to it is denied. NVML's own error does not name these causes. For any other cause, such as a host without a
+    driver, the result is a plain Absent.
     """
     absent = translate(error)
-    why = _why_not_loaded() if error.value == nvml.NVML_ERROR_LIBRARY_NOT_FOUND else _why_denied(root)
+    why = _why_not_loaded(root) if error.value == nvml.NVML_ERROR_LIBRARY_NOT_FOUND else _why_denied(root)
     return NotOpened.error(f"{absent.reason}: {why}") if why else absent
 
 
-def _why_not_loaded() -> str:
-    """Return why the NVML library cannot be loaded; empty if it can be loaded or is not installed."""
+def _why_not_loaded(root: Path) -> str:
+    """Return why the NVML library cannot be loaded; empty if it can be loaded, or if this host has no driver."""
     try:
         ctypes.CDLL("libnvidia-ml.so.1")
     except OSError as error:
-        text = str(error)
-        return "" if "cannot open shared object file" in text else f"{text}: install the libraries of the driver again"
+        if "cannot open shared object file" not in str(error):
+            return f"{error}: install the libraries of the driver again"
+        if (root / _DRIVER).exists() and (root / _DRIVER_CONTAINER).exists():
+            return (
+                "the driver and its libraries are in a container (/run/nvidia/driver), as with NVIDIA's GPU operator: measure "
+                "this host with the manifests for Kubernetes"
+            )
+        if (root / _DRIVER).exists():
+            return (
+                "the driver is loaded, but its libraries are not installed: install them; a container needs --gpus all"
+            )
     return ""
 
 

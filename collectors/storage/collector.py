@@ -9,7 +9,7 @@ from pathlib import Path
 from collectors.base import HOST_LABELS, Absent, Family, Value, empty_families, host_family, mark_varying
 from collectors.files import Files
 from collectors.storage import disks, mapper, nvme, redundancy
-from collectors.storage.mounts import Mount, is_read_only, local_mounts, mount_of, parse_mounts
+from collectors.storage.mounts import Mount, local_mounts, mount_of, parse_mounts
 
 STATE = "/var"
 """Directory that must be writable, even on a host whose root file system is read-only by design."""
@@ -123,8 +123,8 @@ def _is_directory(path: Path) -> bool:
 def _is_state_read_only(mounts: list[Mount]) -> bool | Absent:
     try:
         mount = mount_of(mounts, STATE)
-        if mount.target == "/" and mount.kind == "overlay" and is_read_only(mount):
+        if mount.target == "/" and mount.kind == "overlay" and (mount.read_only or mount.mounted_read_only):
             return Absent.unsupported("the root of this container is read-only by design")
-        return is_read_only(mount)
+        return mount.read_only
     except ValueError as error:
         return Absent.error(f"/proc/self/mountinfo: {error}")

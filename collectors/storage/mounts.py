@@ -30,7 +30,8 @@ class Mount:
     read_only: bool
     """Whether the file system itself is read-only."""
     mounted_read_only: bool
-    """Whether this mount of the file system is read-only."""
+    """Whether this mount of the file system is read-only, which is a setting and not a fault: systemd sets it in the mount
+    namespace of a service with `ProtectSystem`, such as the exporter."""
 
 
 def parse_mounts(text: str) -> list[Mount]:
@@ -64,11 +65,6 @@ def local_mounts(mounts: Iterable[Mount]) -> list[Mount]:
         if other is None or _rank(mount) < _rank(other):
             best[mount.source] = mount
     return sorted(best.values(), key=lambda mount: mount.target)
-
-
-def is_read_only(mount: Mount) -> bool:
-    """Return whether nothing can be written through this mount."""
-    return mount.read_only or mount.mounted_read_only
 
 
 def mount_of(mounts: Iterable[Mount], directory: str) -> Mount:

@@ -40,7 +40,9 @@ def _progress() -> Section:
     progress = f"max by (host, stage) (rackproof_stage_progress_ratio{{{RUN}}})"
     running = 'on (instance, stage) rackproof_stage_state{state="running"} == 1'
     ends = " or ".join(f"rackproof_stage_{end}_timestamp_seconds{{{RUN}}}" for end in ("expected_end", "deadline"))
-    remaining = f"max by (host, stage) (({ends}) - time() and {running})"
+    # The end is a time of the host's clock, which may differ from that of Prometheus.
+    now = f'rackproof_collector_last_success_timestamp_seconds{{collector="run", {RUN}}}'
+    remaining = f"max by (host, stage) (({ends}) - ignoring (collector, stage) group_left () {now} and {running})"
     return Section(
         title="Progress",
         panels=[

@@ -22,6 +22,8 @@ MARK = "rackproof/drained-by"
 """Annotation of a Kubernetes node that a run cordoned; its value is the drain reason."""
 CORDONED = "cordoned"
 """`Node.drain_reason` of a Kubernetes node that is cordoned but does not have the annotation MARK."""
+_DRA_DRIVER = "gpu.nvidia.com"
+"""Name of NVIDIA's driver for dynamic resource allocation. Its driver for NVLink domains has another name."""
 _HEALTHY = ("IDLE", "ALLOCATED", "MIXED", "COMPLETING", "PLANNED", "RESERVED")
 _OUT_OF_SERVICE = re.compile(r"DOWN|FAIL|ERROR|INVALID|REBOOT")
 """Flags in a Slurm state, such as `FAIL` in `IDLE+FAIL`. They show that the node is out of service."""
@@ -125,17 +127,38 @@ class Kubernetes:
         self._words = words
 
     def jobs(self, node: str) -> list[str]:
-        """Return the pods on a node that requested GPUs and have not finished."""
+        """Return the pods on a node that requested or claimed GPUs and have not finished."""
         selector = f"--field-selector=spec.nodeName={node},status.phase!=Succeeded,status.phase!=Failed"
         pods = _json(self._words, "kubectl", "get", "pods", "--all-namespaces", selector, "-o", "json")
+        items = pods.get("items", [])
+        claims = self._claimed_gpus() if any(map(_claim_names, items)) else {}
         jobs = []
-        for pod in pods.get("items", []):
-            requested = sorted(_gpus(pod.get("spec", {})))
-            if requested:
-                metadata = pod.get("metadata", {})
-                name = f"{metadata.get('namespace', '?')}/{metadata.get('name', '?')}"
-                jobs.append(f"pod {name} requests {', '.join(requested)}")
+        for pod in items:
+            metadata = pod.get("metadata", {})
+            namespace, name = metadata.get("namespace", "?"), metadata.get("name", "?")
+            if requested := sorted(_gpus(pod.get("spec", {}))):
+                jobs.append(f"pod {namespace}/{name} requests {', '.join(requested)}")
+            for claim in _claim_names(pod):
+                gpus = claims.get((namespace, claim))
+                if gpus is None:
+                    jobs.append(f"pod {namespace}/{name} may claim GPUs (resource claim {claim} is not listed)")
+                elif gpus:
+                    jobs.append(f"pod {namespace}/{name} claims GPUs ({gpus}, resource claim {claim})")
         return jobs
+
+    def _claimed_gpus(self) -> dict[tuple[str, str], int]:
+        """Return namespace and name of each resource claim (dynamic resource allocation) -> its number of GPUs."""
+        claims = _json(self._words, "kubectl", "get", "resourceclaims", "--all-namespaces", "-o", "json")
+        gpus = {}
+        for claim in claims.get("items", []):
+            metadata, allocation = claim.get("metadata", {}), claim.get("status", {}).get("allocation", {})
+            devices = allocation.get("devices", {}).get("results", [])
+            gpus[metadata.get("namespace", "?"), metadata.get("name", "?")] = sum(
+                # A pod with adminAccess only monitors the device, which other pods can still use.
+                device.get("driver") == _DRA_DRIVER and not device.get("adminAccess")
+                for device in devices
+            )
+        return gpus
 
     def node_state(self, node: str) -> Node:
         """Return the state of a node. If it is cordoned, the drain reason is its annotation MARK, or CORDONED without one."""
@@ -202,6 +225,13 @@ def _gpus(spec: Mapping[str, Any]) -> set[str]:
             f"{count} {name}" for name, count in counts.items() if name.startswith("nvidia.com/") and str(count) != "0"
         }
     return requested
+
+
+def _claim_names(pod: Mapping[str, Any]) -> list[str]:
+    """Return the names of the resource claims of a pod. The status has those that Kubernetes made from a template."""
+    spec, status = pod.get("spec", {}), pod.get("status", {})
+    references = [*spec.get("resourceClaims", []), *status.get("resourceClaimStatuses", [])]
+    return list(dict.fromkeys(name for reference in references if (name := reference.get("resourceClaimName"))))
 
 
 def _ask(words: Sequence[str], *command: str) -> str:

@@ -817,6 +817,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     directory = tmp_path_factory.mktemp("service")
     with SystemdHost(directory / "host") as host:
         host.on("sh", "-c", INSTALL_PYTHON + HARDEN)
+        # The root of this host is an overlay, like that of a container. On other hosts /var is on a file system of a disk.
+        host.on("mount", "--bind", "/var", "/var")
         new_service = Service(host, directory / "runs", time.time())
         assert new_service.play("deploy", rackproof_exporter_service=False, rackproof_run_id="first").returncode == 0
         yield new_service
@@ -847,6 +849,7 @@ def test_exporter_runs_as_a_dynamic_user_and_can_read_its_sources(
     scraped = service.host.control(["curl", "--silent", "http://127.0.0.1:9836/metrics"]).stdout
     assert re.search(r"^rackproof_host_memory_total_bytes [1-9]", scraped, re.MULTILINE)
     assert 'rackproof_collector_success{collector="host"} 1.0' in scraped
+    assert "\nrackproof_storage_state_read_only 0.0\n" in scraped
 
 
 def test_unit_is_valid_and_hardened(service: Service) -> None:

@@ -14,6 +14,11 @@ import subprocess
 import sys
 
 INSTALL = "set nvidia_driver_state: installed and run playbooks/drivers.yml"
+# A second driver on the host would replace the kernel module that the pods of the cluster use.
+DRIVER_CONTAINER = (
+    "the driver is in a container (/run/nvidia/driver), as with NVIDIA's GPU operator: measure this host with the manifests for "
+    "Kubernetes, or disable the operator's driver (driver.enabled=false), reboot the host and install a driver on it"
+)
 MESSAGE_CHARACTERS = 300
 
 # What playbooks/drivers.yml does about a problem. NOTHING: it cannot solve the problem. INSTALLATION: install the packages and
@@ -51,6 +56,11 @@ def read(path):
 def matches_version(version, wanted):
     """Return whether the version equals `wanted` or starts with its components: 580 matches 580.159.04 but not 5801."""
     return (version + ".").startswith(wanted.rstrip(".") + ".")
+
+
+def runs_in_container():
+    """Return whether a container has loaded the driver. NVIDIA's GPU operator mounts the root of this container on the host."""
+    return is_loaded("nvidia") and os.path.isdir("/run/nvidia/driver/usr")
 
 
 def is_loaded(module):
@@ -158,7 +168,7 @@ def driver_problems(options, versions, error):
 def cause_and_remedy(error):
     """Return the remedy for a driver that does not respond, with its cause if that is known, and what drivers.yml does."""
     if "is not installed" in error or "libnvidia-ml" in error:
-        return INSTALL, REBOOT
+        return (DRIVER_CONTAINER, NOTHING) if runs_in_container() else (INSTALL, REBOOT)
     if "version mismatch" in error:
         return "the loaded kernel module is older or newer than the libraries: reboot the host", REBOOT
     if is_loaded("nouveau"):

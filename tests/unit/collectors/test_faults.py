@@ -558,7 +558,7 @@ FAULTS = [
     ),
     fault("disk lost", "disk-lost", later=remove_directory("sys/block/nvme1n1"), inconclusive="*"),
     fault("root file system read-only", "state-writable", part="file systems",
-        before=replace_text("proc/self/mountinfo", "/ / rw,relatime", "/ / ro,relatime")),
+        before=replace_text("proc/self/mountinfo", " ext4 /dev/md0 rw", " ext4 /dev/md0 ro")),
     fault("nvme controller without a disk", "nvme-has-disk", part="disks",
         before=remove_directory("sys/class/nvme/nvme1/nvme1n1"), scope="disk=nvme1"),
     fault("disk offline", "disk-online", part="disks", before=write_file("sys/block/nvme1n1/device/state", "dead\n")),

@@ -787,6 +787,40 @@ def test_damaged_library_is_named_and_leaves_the_number_of_gpus_unknown(tmp_path
     assert reason.endswith(f"{nvml.LIBRARY}: {why}: install the libraries of the driver again")
 
 
+@pytest.mark.parametrize(
+    ("files", "why"),
+    [
+        (
+            ("proc/driver/nvidia/version", "run/nvidia/driver/usr/bin/nvidia-smi"),
+            "as with NVIDIA's GPU operator: measure this",
+        ),
+        (
+            ("proc/driver/nvidia/version",),
+            "its libraries are not installed: install them; a container needs --gpus all",
+        ),
+        (("run/nvidia/driver/usr/bin/nvidia-smi",), ""),
+    ],
+)
+def test_missing_library_of_a_loaded_driver_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: tuple[str, ...], why: str
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("libnvidia-ml.so.1: cannot open shared object file: No such file or directory")
+
+    def not_found() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    monkeypatch.setattr(ctypes, "CDLL", refuse)
+    monkeypatch.setattr(pynvml, "nvmlInit", not_found)
+    with pytest.raises(ReadingError) as raised:
+        open_nvml(tmp_path)
+    assert why in raised.value.absent.reason
+    assert isinstance(raised.value.absent, NotOpened) == bool(why)
+
+
 class TestDeviceFile:
     """If NVML cannot be opened because of /dev/nvidiactl, the reason names this file.
 

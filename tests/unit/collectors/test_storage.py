@@ -15,7 +15,7 @@ import pytest
 
 from collectors.base import Absent, Value, scope
 from collectors.storage import StorageCollector
-from collectors.storage.mounts import is_read_only, local_mounts, mount_of, parse_mounts
+from collectors.storage.mounts import local_mounts, parse_mounts
 from collectors.storage.nvme import UnsupportedLogError, health_families, parse_log, read_smart_log
 from tests.fakes import host
 
@@ -497,22 +497,27 @@ def test_bind_mounted_files_are_not_file_systems(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "read_only"),
     [
-        ("1 0 8:1 / / ro - ext4 /dev/sda1 rw\n", True),
-        ("1 0 8:1 / / ro - ext4 /dev/sda1 rw\n2 1 8:2 / /var rw - xfs /dev/sda2 rw\n", False),
+        ("1 0 8:1 / / ro - ext4 /dev/sda1 ro\n", True),
+        ("1 0 8:1 / / ro,nosuid - ext4 /dev/sda1 rw\n", False),
+        ("1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 8:2 / /var ro,nosuid - xfs /dev/sda2 rw\n", False),
+        ("1 0 8:1 / / ro - ext4 /dev/sda1 ro\n2 1 8:2 / /var rw - xfs /dev/sda2 rw\n", False),
         ("1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 8:2 / /var/lib ro - xfs /dev/sda2 ro\n", False),
         ("1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 8:2 / /vary ro - xfs /dev/sda2 ro\n", False),
         ("1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 8:1 / / rw - ext4 /dev/sda1 ro\n", True),
     ],
     ids=[
         "root is read-only",
+        "systemd protects the root of the service",
+        "systemd protects /var of the service",
         "/var has a writable mount",
         "mount below /var is read-only",
         "/vary, which only begins like /var, is read-only",
         "later mount of the root is read-only",
     ],
 )
-def test_state_directory_is_read_only_if_its_mount_is(lines: str, read_only: bool) -> None:
-    assert is_read_only(mount_of(parse_mounts(lines), "/var")) is read_only
+def test_state_directory_is_read_only_if_its_file_system_is(tmp_path: Path, lines: str, read_only: bool) -> None:
+    observed = readings(host.build_tree(tmp_path, files={"proc/self/mountinfo": lines}))
+    assert observed["storage.state.read_only host"] is read_only
 
 
 LOCAL_MOUNTS = "1 0 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n{}3 1 8:2 / /scratch rw - xfs /dev/sda2 rw\n"

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tarfile
@@ -24,8 +25,10 @@ import jsonschema
 import pytest
 import referencing
 import yaml
+from prometheus_client import CollectorRegistry
 
 from agent.cli.run_host import DISCOVERY_TIMEOUT_S
+from agent.exporter.web import Server
 from agent.gang import discovery
 from agent.gang.protocol import Gang
 from agent.placement.membership import match_host
@@ -460,6 +463,21 @@ def test_openshift_constraints_allow_only_what_the_pods_need() -> None:
     for _, template in templates(job):
         kinds = {next(key for key in volume if key != "name") for volume in template["spec"].get("volumes", ())}
         assert kinds <= set(scc["volumes"])
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_exporter_listens_at_the_address_of_its_pod(address: str) -> None:
+    """A cluster may have IPv4 or IPv6."""
+    (daemon,) = [item for item in rendered("exporter") if item["kind"] == "DaemonSet"]
+    (container,) = daemon["spec"]["template"]["spec"]["containers"]
+    (variable,) = [
+        item["name"]
+        for item in container["env"]
+        if item.get("valueFrom") == {"fieldRef": {"fieldPath": "status.podIP"}}
+    ]
+    (listen,) = [word.removeprefix("--listen=") for word in container["args"] if word.startswith("--listen=")]
+    with Server(CollectorRegistry(), listen.replace(f"$({variable})", address), 0) as server:
+        socket.create_connection((address, server.port), timeout=5).close()
 
 
 def test_service_monitor_selects_the_exporter() -> None:

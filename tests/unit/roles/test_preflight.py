@@ -95,7 +95,7 @@ def test_unusable_interface_or_address_is_a_problem(
     assert "".join(problems).startswith(problem)
 
 
-@pytest.mark.parametrize("address", ["", "127.0.0.1", "0.0.0.0", "localhost", "198.51.100.7", "nowhere.invalid"])
+@pytest.mark.parametrize("address", ["", "127.0.0.1", "0.0.0.0", "::", "localhost", "198.51.100.7", "nowhere.invalid"])
 def test_exporter_address_has_the_same_problems_as_the_fabric_address(probe: ModuleType, address: str) -> None:
     problems = list(probe.network_problems(Namespace(interface="", address="", exporter_address=address)))
     fabric = network(probe, address=address)

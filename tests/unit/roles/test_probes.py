@@ -103,6 +103,25 @@ def test_visible_processes_decide_whether_a_daemon_runs(
     assert len(driver_problems(monkeypatch, commands, daemon, readable=tuple(commands))) == (not runs)
 
 
+@pytest.mark.parametrize(
+    ("is_loaded", "has_root", "is_container"), [(True, True, True), (True, False, False), (False, True, False)]
+)
+@pytest.mark.usefixtures("programs")
+def test_driver_in_a_container_is_not_installed_a_second_time(
+    monkeypatch: pytest.MonkeyPatch, is_loaded: bool, has_root: bool, is_container: bool
+) -> None:
+    """NVIDIA's GPU operator loads the kernel module from a container, so the host has no nvidia-smi."""
+    probe = load("nvidia_driver")
+    monkeypatch.setattr(probe, "is_loaded", lambda module: is_loaded and module == "nvidia")
+    monkeypatch.setattr(probe.os.path, "isdir", lambda path: has_root and path.startswith("/run/nvidia/driver"))
+    versions, _, error = probe.query_driver()
+    options = type("Options", (), {"version": "580", "modules": "open", "fabric_manager": "ignored"})
+    ((text, action),) = probe.driver_problems(options, versions, error)
+    assert "found: nvidia-smi is not installed; " in text
+    assert ("GPU operator" in text, "nvidia_driver_state: installed" in text) == (is_container, not is_container)
+    assert action == (probe.NOTHING if is_container else probe.REBOOT)
+
+
 REAL_DOCKER = """case $1 in
 --version) echo 'Docker version 27.5.1, build 9f9e405' ;;
 info) echo '{"nvidia":{},"runc":{}}' ;;

@@ -506,6 +506,9 @@ def rendered_templates(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "h1": {"ansible_host": "fd00::11"},
         "h2": {"ansible_host": "10.0.0.2"},
         "h3": {"ansible_host": "h3.example"},
+        "h4": {"ansible_host": "10.0.0.4", "rackproof_exporter_listen": "10.1.0.4"},
+        "h5": {"ansible_host": "10.0.0.5", "rackproof_exporter_listen": "0.0.0.0"},
+        "h6": {"ansible_host": "fd00::16", "rackproof_exporter_listen": "::"},
     }
     targets = {"_rackproof_run_id": "r1", "rackproof_exporter_port": 9836}
     exporter = {**defaults("common"), "_rackproof_agent_id": "a", "_monitoring_writable": []}
@@ -843,9 +846,17 @@ def test_schedules_with_other_names_or_of_a_missing_inventory_are_not_in_the_way
     assert schedule("new/rack12.yml")[0] == [*KINDS]
 
 
-def test_ipv6_target_is_in_brackets(rendered_templates: Path) -> None:
+def test_target_is_the_address_of_the_host_in_the_notation_of_prometheus(rendered_templates: Path) -> None:
     groups = json.loads((rendered_templates / "targets.json").read_text())
-    assert [group["targets"] for group in groups] == [["[fd00::11]:9836"], ["10.0.0.2:9836"], ["h3.example:9836"]]
+    assert {group["labels"]["host"]: group["targets"] for group in groups} == {
+        "h1": ["[fd00::11]:9836"],
+        "h2": ["10.0.0.2:9836"],
+        "h3": ["h3.example:9836"],
+        "h4": ["10.1.0.4:9836"],
+        # An exporter that listens on all addresses is scraped at the address of its host: 0.0.0.0 is Prometheus' own machine.
+        "h5": ["10.0.0.5:9836"],
+        "h6": ["[fd00::16]:9836"],
+    }
 
 
 def test_exporter_is_started_with_the_compatibility_options_of_the_inventory(

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.exporter import exporter
-from agent.exporter.defaults import COMPATIBLE
+from agent.exporter.defaults import COLLECT_S, COMPATIBLE
 from agent.exporter.exporter import Exporter, serve
 from agent.exporter.metric_names import prometheus_name
 from collectors.base import Absent, Collector, Family
@@ -286,16 +286,26 @@ def gate() -> Iterator[threading.Event]:
     event.set()
 
 
-def test_scrapes_stay_fast_while_a_collector_blocks(monkeypatch: pytest.MonkeyPatch, gate: threading.Event) -> None:
+@pytest.fixture
+def limit_collectors() -> Iterator[Callable[[float], object]]:
+    """Yield a function that sets the time limit of the collectors until the end of the test."""
+    token = COLLECT_S.set(COLLECT_S.get())
+    yield COLLECT_S.set
+    COLLECT_S.reset(token)
+
+
+def test_scrapes_stay_fast_while_a_collector_blocks(
+    limit_collectors: Callable[[float], object], gate: threading.Event
+) -> None:
     def blocks() -> list[Family]:
         gate.wait()
         return [family("host.uptime", 7.0, "s")]
 
     stuck = Fake("stuck", blocks)
     instance = Exporter([stuck, Fake("good", load)])
-    monkeypatch.setattr(exporter, "SCRAPE_DEADLINE_S", 0.2)
+    limit_collectors(0.2)
     text_of(instance)
-    monkeypatch.setattr(exporter, "SCRAPE_DEADLINE_S", 30.0)
+    limit_collectors(30.0)
     began = time.monotonic()
     result = series(text_of(instance))
     assert time.monotonic() - began < 5
@@ -305,13 +315,13 @@ def test_scrapes_stay_fast_while_a_collector_blocks(monkeypatch: pytest.MonkeyPa
 
 
 def test_time_for_which_a_collector_has_been_stuck_is_exported(
-    monkeypatch: pytest.MonkeyPatch, gate: threading.Event
+    limit_collectors: Callable[[float], object], gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def blocks() -> list[Family]:
         gate.wait()
         return load()
 
-    monkeypatch.setattr(exporter, "SCRAPE_DEADLINE_S", 0.1)
+    limit_collectors(0.1)
     instance = Exporter([Fake("stuck", blocks), Fake("bad", breaks)])
     stuck, bad = [("rackproof_collector_stuck_seconds", (("collector", name),)) for name in ("stuck", "bad")]
     assert series(text_of(instance))[stuck] == 0
@@ -319,6 +329,9 @@ def test_time_for_which_a_collector_has_been_stuck_is_exported(
     result = series(text_of(instance))
     assert 0.2 <= result[stuck] < 5
     assert result[bad] == 0
+    after_a_step = time.time() + 7200
+    monkeypatch.setattr(time, "time", lambda: after_a_step)
+    assert series(text_of(instance))[stuck] < 3600, "a step of the host's clock counts as time"
     gate.set()
     time.sleep(0.05)
     assert series(text_of(instance))[stuck] == 0
@@ -392,6 +405,22 @@ def test_hostile_value_stays_inside_its_label(hostile: str, as_text: bool) -> No
         assert ours == {"rackproof_gpu_info": ({"gpu": "0", "name": hostile}, 1)}
     else:
         assert ours == {"rackproof_gpu_processes": ({"gpu": hostile}, 3)}
+
+
+@pytest.mark.parametrize("as_text", [True, False], ids=["text", "label"])
+def test_undecodable_text_does_not_end_the_page(as_text: bool) -> None:
+    reading = family("gpu.name", "x\udcff", gpu="0") if as_text else family("gpu.processes", 3, gpu="x\udcff")
+    result = series(scrape(Fake("odd", lambda: [reading]), Fake("good", load)))
+    assert result[("rackproof_host_load", ())] == 0.5
+    assert [value for (name, _), value in result.items() if name.startswith("rackproof_gpu_")] == [1 if as_text else 3]
+
+
+@pytest.mark.parametrize("number", [10**400, 1 << 64, float("nan"), float("-inf"), 1e61])
+def test_number_that_is_no_measurement_has_no_series_and_is_counted(number: float) -> None:
+    result = series(scrape(Fake("odd", lambda: [family("gpu.power", number, "W", gpu="0")]), Fake("good", load)))
+    assert result[("rackproof_host_load", ())] == 0.5
+    assert result[("rackproof_readings_absent", (("gpu", "0"), ("status", "error")))] == 1
+    assert not any(name.startswith("rackproof_gpu_power") for name, _ in result)
 
 
 @pytest.mark.parametrize(

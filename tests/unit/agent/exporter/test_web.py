@@ -17,8 +17,10 @@ from pathlib import Path
 import bcrypt
 import pytest
 from prometheus_client import CollectorRegistry, Gauge, Metric
+from prometheus_client.core import GaugeMetricFamily
 
 from agent.exporter import web
+from agent.exporter.defaults import COLLECT_S
 from agent.exporter.web import Server
 from agent.exporter.web_config import WebConfig, WebConfigError, read_web_config
 from tests import ROOT
@@ -169,6 +171,74 @@ def test_pages_are_cached_in_two_formats_whatever_clients_accept(caplog: pytest.
         assert {curl("-H", f"Accept: {accept}", url)[0] for accept in ACCEPTS} == {200}
         assert len(server._page._cache) == 2
     assert caplog.text == ""
+
+
+class Recorder:
+    """A prometheus_client collector that records the time limit of the collectors in each scrape, and waits for `may_end`."""
+
+    def __init__(self) -> None:
+        self.limits: list[float] = []
+        self.may_end = threading.Event()
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> list[Metric]:
+        self.limits.append(COLLECT_S.get())
+        self.may_end.wait()
+        return [GaugeMetricFamily("rackproof_answer", "Help", value=42)]
+
+    def registry(self) -> CollectorRegistry:
+        result = CollectorRegistry()
+        result.register(self)  # type: ignore[arg-type]
+        return result
+
+
+@pytest.mark.parametrize(
+    ("timeout", "limit_s"),
+    [
+        ("5", 4),
+        ("5.000000", 4),
+        ("10", 8),
+        ("60", 8),
+        ("0.1", 2),
+        ("0", 8),
+        ("-1", 8),
+        ("nan", 8),
+        ("inf", 8),
+        ("x", 8),
+    ],
+)
+def test_collectors_end_before_the_timeout_of_the_scraper(timeout: str, limit_s: float) -> None:
+    recorder = Recorder()
+    recorder.may_end.set()
+    with Server(recorder.registry(), "127.0.0.1", 0, fresh_s=0) as server:
+        url = f"http://127.0.0.1:{server.port}/metrics"
+        assert curl("-H", f"X-Prometheus-Scrape-Timeout-Seconds: {timeout}", url)[0] == 200
+        assert curl(url)[0] == 200
+    assert recorder.limits == pytest.approx([limit_s, 8], abs=0.5)
+
+
+def test_scrape_that_waits_for_another_gets_its_page() -> None:
+    recorder, statuses = Recorder(), []
+    with Server(recorder.registry(), "127.0.0.1", 0, fresh_s=0) as server:
+        url = f"http://127.0.0.1:{server.port}/metrics"
+        clients = [threading.Thread(target=lambda: statuses.append(curl(url)[0])) for _ in range(2)]
+        for client in clients:
+            before = server.last_request
+            client.start()
+            while server.last_request == before:
+                time.sleep(0.01)
+        recorder.may_end.set()
+        for client in clients:
+            client.join()
+    assert (statuses, len(recorder.limits)) == ([200, 200], 1)
+
+
+@pytest.mark.parametrize("address", ["::", "0:0:0:0:0:0:0:0"])
+def test_unspecified_address_of_ipv6_includes_ipv4(address: str) -> None:
+    with Server(registry(), address, 0) as server:
+        assert [curl(f"http://{host}:{server.port}/metrics")[0] for host in ("127.0.0.1", "[::1]")] == [200, 200]
 
 
 @pytest.mark.parametrize(

@@ -51,10 +51,14 @@ MINUTES = 75
 """Number of minutes after which the alerts of each case in cases.yml are checked."""
 NOT_AFTER_A_BOOT = "unless on (instance) rackproof_host_uptime_seconds < 3600"
 FIRST_RUN, NEXT_RUN = 'run_id="r"', 'run_id="s"'
-GPU_INFO = 'rackproof_gpu_info{gpu="%s", pci="%s", serial="%s", uuid="GPU-1"}'
 FIRING_HOSTS = 'group by (host) (ALERTS{alertstate="firing", %s})'
 FIRING_PARTS = 'group by (host, gpu, pci, hca, nic, disk, serial, slot, model) (ALERTS{alertstate="firing", %s})'
 METRIC = re.compile(r"(?<![\w:])rackproof_[a-z0-9_]+")
+
+
+def gpu_info(gpu: str, pci: str, serial: str) -> str:
+    """Return the selector of the series that identifies a GPU."""
+    return f'rackproof_gpu_info{{gpu="{gpu}", pci="{pci}", serial="{serial}", uuid="GPU-{serial}"}}'
 
 
 def entries(text: str) -> list[dict[str, Any]]:
@@ -94,6 +98,12 @@ def test_every_alert_links_to_its_section_of_the_runbook() -> None:
             page, anchor = entry["annotations"]["runbook_url"].split("#")
             assert page == RUNBOOK
             assert anchor in anchors
+
+
+def test_rules_read_only_the_targets_of_the_exporter() -> None:
+    """Other scrape jobs may have targets with the same `instance`."""
+    for entry in entries(RULES.read_text()):
+        assert re.findall(r'(?<![\w:])up\b(?!\{job="rackproof"\})', entry["expr"]) == []
 
 
 def test_promtool_accepts_the_rules() -> None:
@@ -429,7 +439,7 @@ IN_NEXT_RUN = {
     f"rackproof_gpus{{{NEXT_RUN}}}": "_x6 8x29",
     f"up{{{NEXT_RUN}}}": "_x6 1x29",
 }
-GPU_2, GPU_3 = GPU_INFO % ("2", "0000:5d:00.0", "S2"), GPU_INFO % ("3", "0000:9b:00.0", "S3")
+GPU_2, GPU_3 = gpu_info("2", "0000:5d:00.0", "S2"), gpu_info("3", "0000:9b:00.0", "S3")
 LOST_GPU_2 = 'gpu="2", pci="0000:5d:00.0", serial="S2", slot="0000:5d:00.0"'
 LOST_GPU_3 = 'gpu="3", pci="0000:9b:00.0", serial="S3", slot="0000:9b:00.0"'
 OF_ONE_RUN = {"rackproof_gpus": "8x9 7x40", GPU_2: "1x9 stale _x40", "up": "1x50"}
@@ -452,6 +462,45 @@ DISK_INFO = (
 )
 DISK = 'disk="nvme0n1", serial="S64", slot="0000:80:00.0", model="MZQL2"'
 PARTS_GONE = {HCA_INFO: "1x9 stale _x40", DISK_INFO: "1x9 stale _x40"}
+RENAMED = {
+    "up": "1x9 0x9 1x40",
+    HCA_INFO: "1x9 stale _x60",
+    HCA_INFO.replace("mlx5_0", "rocep24s0"): "_x19 1x40",
+    DISK_INFO: "1x9 stale _x60",
+    DISK_INFO.replace("nvme0n1", "nvme4n1"): "_x19 1x40",
+    **collectors("1x9 stale _x8 1x40"),
+}
+"""The host boots, and udev and the kernel then give the adapter and the drive other names."""
+MOVED_GPUS = {
+    "up": "1x9 0x9 1x60",
+    "rackproof_gpus": "2x9 stale _x8 2x9 1x50",
+    gpu_info("0", "0000:5d:00.0", "S2"): "1x9 stale _x60",
+    gpu_info("1", "0000:9b:00.0", "S3"): "1x9 stale _x60",
+    gpu_info("0", "0000:5e:00.0", "S2"): "_x19 1x60",
+    gpu_info("1", "0000:9c:00.0", "S3"): "_x19 1x9 stale _x50",
+}
+"""The host boots, its PCI buses then have other numbers, and later one of the two GPUs is lost."""
+BRIDGED = {
+    f'rackproof_gpu_nvlink_active_links{{gpu="{gpu}", uuid="GPU-{uuid}"}}': values
+    for gpu, uuid, values in ((0, 0, "4x9 stale _x60"), (1, 1, "4x9 stale _x60"), (2, 2, "0x9 stale _x60"))
+}
+BRIDGED |= {'rackproof_gpu_nvlink_active_links{gpu="1", uuid="GPU-2"}': "_x19 0x60"}
+"""Of three GPUs, the first two are connected by a bridge. After a boot the third has the index of the second."""
+OTHER_JOB = {'up{job="node", run_id=""}': "1x60"}
+"""The same instance in another scrape job, such as that of node_exporter."""
+
+
+def with_clock(offset_s: int) -> dict[str, str]:
+    """Return the series of a healthy host whose clock differs from that of Prometheus (promtool's clock starts at 0)."""
+    return {
+        'rackproof_collector_last_success_timestamp_seconds{collector="sampler"}': f"{offset_s}+60x90",
+        'rackproof_gpu_sampled_timestamp_seconds{gpu="0"}': f"{offset_s - 1}+60x90",
+        'rackproof_collector_last_success_timestamp_seconds{collector="run"}': f"{offset_s}+60x90",
+        'rackproof_stage_deadline_timestamp_seconds{stage="benchmark"}': f"{offset_s + 6000}x90",
+        'rackproof_stage_state{stage="benchmark", state="running"}': "1x90",
+    }
+
+
 NIC_INFO = {
     'rackproof_nic_info{nic="eth0", network_address="b8:3f:d2:00:00:a2", network_pci_address="0000:1a:00.0"}': "1x40",
     'rackproof_nic_info{nic="eth1"}': "1x40",
@@ -504,7 +553,7 @@ SCENARIOS = {
     "GPU with a PCI address": on_parts({GPU_2: "1x20", XID_79: "1x20"}, [10], LOST_GPU_2),
     "lost GPU keeps its serial": on_parts(LOST | {XID_79: "_x5 1x200"}, [20, 150], LOST_GPU_2),
     "lost GPU is replaced": on_parts(
-        LOST | {GPU_INFO % ("2", "0000:5d:00.0", "S9"): "_x10 1x40", XID_79: "_x5 1x200"},
+        LOST | {gpu_info("2", "0000:5d:00.0", "S9"): "_x10 1x40", XID_79: "_x5 1x200"},
         [20],
         LOST_GPU_2.replace("S2", "S9"),
     ),
@@ -525,9 +574,9 @@ SCENARIOS = {
     "missing GPU, and another index of the remaining GPU after a reboot": on_parts(
         {
             "rackproof_gpus": "2x5 1x40",
-            GPU_INFO % ("0", "0000:5d:00.0", "S2"): "1x5 stale _x40",
-            GPU_INFO % ("1", "0000:9b:00.0", "S3"): "1x5 stale _x40",
-            GPU_INFO % ("0", "0000:9b:00.0", "S3"): "_x8 1x40",
+            gpu_info("0", "0000:5d:00.0", "S2"): "1x5 stale _x40",
+            gpu_info("1", "0000:9b:00.0", "S3"): "1x5 stale _x40",
+            gpu_info("0", "0000:9b:00.0", "S3"): "_x8 1x40",
         },
         [20],
         LOST_GPU_2.replace('gpu="2"', 'gpu="0"'),
@@ -535,6 +584,24 @@ SCENARIOS = {
     "driver that hangs": on_parts(
         {"rackproof_gpus": "2x5 stale _x40", GPU_3: "1x5 stale _x40", **LOST}, [20], LOST_GPU_2, LOST_GPU_3
     ),
+    "adapter and drive with other names after a reboot": Scenario(
+        [RENAMED], {30: [], 50: []}, 'group by (host, alertname) (ALERTS{alertstate="firing", %s})'
+    ),
+    "lost GPU after a reboot that changed the PCI addresses": Scenario(
+        [MOVED_GPUS],
+        {25: [], 40: ['host="h0", slot="0000:9c:00.0", serial="S3"']},
+        'group by (host, slot, serial) (ALERTS{alertstate="firing", %s})',
+    ),
+    "GPU without a bridge that gets the index of a GPU with a bridge": Scenario([BRIDGED], {40: []}),
+    "stopped exporter of an instance that another job scrapes": Scenario(
+        [OF_ONE_RUN | {"rackproof_gpus": "8x9 stale _x60", "up": "1x9 stale _x60"} | OTHER_JOB], {20: [], 40: []}
+    ),
+    "labels of an alert are not those of another job": Scenario(
+        [PARTS_GONE | collectors("1x50") | {"up": "1x50"} | OTHER_JOB],
+        {20: ['host="h0", job="rackproof", run_id="r"']},
+        'group by (host, job, run_id) (ALERTS{alertstate="firing", %s})',
+    ),
+    "host with a wrong clock": Scenario([with_clock(-7200), with_clock(7200)], {30: [], 80: []}),
     "part of unknown identity": on_parts({'rackproof_gpu_remapped_rows_failed{gpu="2"}': "1x20"}, [10], 'gpu="2"'),
     "HCA with node GUID and PCI address": on_parts(
         {HCA_INFO: "1x40", 'rackproof_infiniband_active{hca="mlx5_0", port="1"}': "1x5 0x35"}, [20], HCA
@@ -592,7 +659,7 @@ def test_annotations_of_an_alert_are_filled_in(tmp_path: Path) -> None:
     }
     values = {
         'rackproof_gpu_ecc_uncorrectable_volatile_total{gpu="2", uuid="GPU-1"}': "0x9 3",
-        GPU_INFO % ("2", "0000:5d:00.0", labels["serial"]): "1x10",
+        gpu_info("2", "0000:5d:00.0", labels["serial"]): "1x10",
     }
     inputs = list(series("h0", values))
     alert = {"exp_labels": labels | {"criterion": "ecc-uncorrectable-volatile"}, "exp_annotations": wanted}

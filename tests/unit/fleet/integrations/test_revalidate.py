@@ -63,6 +63,7 @@ KUBERNETES = """#!/bin/sh
 cd "$(dirname "$0")"; echo "$*" >>log
 case "$*" in
 "kubectl get pods"*) cat pods ;;
+"kubectl get resourceclaims"*) cat claims 2>/dev/null || { echo "resourceclaims is forbidden" >&2; exit 1; } ;;
 "kubectl get node"*) echo "{\\"spec\\": {$(cat "cordon-$4")}, \\"metadata\\": {\\"annotations\\": {$(cat "mark-$4")}}}" ;;
 *annotate*) test -f no-annotate && exit 1 ;;
 *uncordon*) test -f no-uncordon && exit 1 ;;
@@ -362,6 +363,65 @@ def test_node_with_pods_that_request_gpus_is_in_use(kubernetes: FakeScheduler) -
     assert (
         kubernetes.drain_or_ask(drain=False)["h1"] == "the scheduler cannot be asked: kubectl: the answer is not JSON"
     )
+
+
+CLAIMING_POD = {
+    "metadata": {"namespace": "train", "name": "llm-0"},
+    "spec": {
+        "containers": [{"resources": {"claims": [{"name": "gpus"}]}}],
+        "resourceClaims": [
+            {"name": "gpus", "resourceClaimTemplateName": "eight-gpus"},
+            {"name": "shared", "resourceClaimName": "one"},
+        ],
+    },
+    "status": {"resourceClaimStatuses": [{"name": "gpus", "resourceClaimName": "llm-0-gpus-x7"}]},
+}
+"""A pod with a claim that Kubernetes made from a template, and a claim that it shares with other pods."""
+
+
+def resource_claim(name: str, *drivers: str, **device: Any) -> dict[str, Any]:
+    """Return a claim in the form of the API resource.k8s.io/v1, to which a device of each driver is allocated."""
+    results = [
+        {"request": "gpu", "driver": driver, "pool": "n1", "device": f"gpu-{number}", **device}
+        for number, driver in enumerate(drivers)
+    ]
+    return {
+        "metadata": {"namespace": "train", "name": name},
+        "status": {"allocation": {"devices": {"results": results}}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("claims", "reasons"),
+    [
+        (
+            [resource_claim("llm-0-gpus-x7", "gpu.nvidia.com", "gpu.nvidia.com"), resource_claim("one")],
+            ["pod train/llm-0 claims GPUs (2, resource claim llm-0-gpus-x7)"],
+        ),
+        (
+            [
+                resource_claim("llm-0-gpus-x7", "compute-domain.nvidia.com", "dra.net"),
+                resource_claim("one", "gpu.nvidia.com"),
+            ],
+            ["pod train/llm-0 claims GPUs (1, resource claim one)"],
+        ),
+        ([resource_claim("llm-0-gpus-x7", "gpu.nvidia.com", adminAccess=True), resource_claim("one", "dra.net")], []),
+        ([resource_claim("one")], ["pod train/llm-0 may claim GPUs (resource claim llm-0-gpus-x7 is not listed)"]),
+    ],
+    ids=["claim of a template", "shared claim", "no claim of a GPU", "claim that is not listed"],
+)
+def test_node_with_pods_that_claim_gpus_is_in_use(
+    kubernetes: FakeScheduler, claims: list[dict[str, Any]], reasons: list[str]
+) -> None:
+    kubernetes.put(pods=json.dumps({"items": [CLAIMING_POD]}), claims=json.dumps({"items": claims}))
+    assert kubernetes.drain_or_ask(drain=False) == {host: reason for host in ("h1", "h2") for reason in reasons}
+
+
+def test_node_whose_resource_claims_cannot_be_listed_is_not_free(kubernetes: FakeScheduler) -> None:
+    kubernetes.put(pods=json.dumps({"items": [CLAIMING_POD]}))
+    assert kubernetes.drain_or_ask(drain=False)["h1"].endswith("resourceclaims is forbidden")
+    kubernetes.put(pods=json.dumps({"items": [{"spec": {"containers": [{}]}}]}))
+    assert kubernetes.drain_or_ask(drain=False) == {}
 
 
 def test_nodes_are_cordoned_with_an_annotation_and_only_annotated_nodes_are_uncordoned(
