@@ -17,6 +17,7 @@ from pathlib import Path
 
 from agent.benchmarks.links.nccl_rdma import NO_GID, NcclRdma
 from agent.benchmarks.links.pcie_links import Links, links_above
+from schemas.representors import ports_with_a_cable
 
 CLASS, VERBS_CLASS = "sys/class/infiniband", "sys/class/infiniband_verbs"
 INFINIBAND, ROCE = "InfiniBand", "Ethernet"
@@ -139,7 +140,7 @@ def partner_port(port: RdmaPort, own_slots: Sequence[str], partner_slots: Sequen
 
 
 def _ports(root: Path, nccl: NcclRdma) -> Iterator[RdmaPort]:
-    """Yield the ports of every adapter except virtual functions and SMI devices.
+    """Yield the ports of every adapter except virtual functions and SMI devices. Ports of representors are left out.
 
     An SMI device (`rdma dev add smi1 type SMI parent mlx5_0`) has the ports of the single planes of a ConnectX-8 port, and only
     subnet managers can use it. Unlike the adapter of the same PCI function, it has no verbs device.
@@ -154,15 +155,25 @@ def _ports(root: Path, nccl: NcclRdma) -> Iterator[RdmaPort]:
         if (device / "physfn").exists() or is_smi_device:
             continue
         kind = _text(path / "node_type")
-        for port in _entries(path / "ports") if kind else ():
-            if port.name.isdecimal():
-                problem = _device_problem(root, path.name, files.get(path.name, ""))
-                rdma_port = replace(_port(path.name, device, port, nccl), device_problem=problem)
-                yield (
-                    rdma_port
-                    if kind == CHANNEL_ADAPTER
-                    else replace(rdma_port, rate=0.0, can_connect=False, unusable=_wrong_kind(kind))
-                )
+        for port in _ports_with_a_cable(root, path) if kind else ():
+            problem = _device_problem(root, path.name, files.get(path.name, ""))
+            rdma_port = replace(_port(path.name, device, port, nccl), device_problem=problem)
+            yield (
+                rdma_port
+                if kind == CHANNEL_ADAPTER
+                else replace(rdma_port, rate=0.0, can_connect=False, unusable=_wrong_kind(kind))
+            )
+
+
+def _ports_with_a_cable(root: Path, adapter: Path) -> list[Path]:
+    """Return the directories of an adapter's ports, without those of representors."""
+    ports = [port for port in _entries(adapter / "ports") if port.name.isdecimal()]
+    names: dict[str, str | None] = {}
+    for port in ports:
+        interface = _text(port / "gid_attrs/ndevs/0")
+        has_interface = bool(interface) or _text(port / "link_layer") != ROCE
+        names[port.name] = _text(root / "sys/class/net" / interface / "phys_port_name") if has_interface else None
+    return [adapter / "ports" / number for number in ports_with_a_cable(names)]
 
 
 def _device_problem(root: Path, hca: str, name: str) -> str:
