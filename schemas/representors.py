@@ -1,8 +1,8 @@
 """Which interfaces and RDMA ports of a network adapter are representors.
 
 In switchdev mode (`devlink dev eswitch set`, for example for OVS offload), an adapter contains a switch. The kernel then creates
-an interface for each port of this switch: the uplink for the port with the cable, and a representor for each physical, virtual and
-subfunction. The driver mlx5 also adds an RDMA port for each of them to the RDMA device of the uplink.
+an interface for each port of this switch: the uplink for the port with the cable, and a representor for each physical, virtual
+and subfunction. The driver mlx5 also adds an RDMA port for each of them to the RDMA device of the uplink.
 """
 
 from __future__ import annotations

@@ -637,6 +637,8 @@ FAULTS = [
         before=mlxlink_value('Effective Physical Errors" : "0"', 'Effective Physical Errors" : "30"')),
     port_fault("symbol errors during the run", "port-symbol-errors",
         later=mlxlink_value('Symbol Errors" : "0"', 'Symbol Errors" : "121"')),
+    fault("symbol errors of the pcs during the run", "port-symbol-errors", part="statistics",
+        later=statistic("rx_pcs_symbol_err_phy: 0", "rx_pcs_symbol_err_phy: 121"), scope=ROCE_PORT),
     port_fault("symbol errors before the run", "port-symbol-error-rate",
         before=mlxlink_value('Symbol Errors" : "0"', 'Symbol Errors" : "3000"')),
     port_fault("few symbol errors before the run", "",

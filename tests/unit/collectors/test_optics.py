@@ -220,6 +220,15 @@ def test_errors_of_a_bad_cable_are_in_the_statistics_of_mlx5() -> None:
     assert [readings["raw_errors", str(lane)] for lane in range(1, 5)] == [1201, 8211231, 1100, 1043]
 
 
+@pytest.mark.parametrize("pcs", [0, 812])
+@pytest.mark.parametrize("mac", [0, 911])
+def test_symbol_errors_of_mlx5_are_those_of_its_pcs_or_mac(pcs: int, mac: int) -> None:
+    text = optics.ethtool("ethtool-S-mlx5-healthy.txt")
+    text = text.replace("rx_pcs_symbol_err_phy: 0", f"rx_pcs_symbol_err_phy: {pcs}")
+    text = text.replace("rx_symbol_err_phy: 0", f"rx_symbol_err_phy: {mac}")
+    assert parse_statistics(text)["symbol_errors", ""] == max(pcs, mac)
+
+
 def test_mlx5_statistics_of_a_healthy_port_have_no_errors() -> None:
     readings = parse_statistics(optics.ethtool("ethtool-S-mlx5-healthy.txt"))
     values = {name: value for (name, lane), value in measured(readings).items() if not lane and value}
