@@ -177,7 +177,7 @@ def _module_readings(ports: Sequence[Port], modules: Mapping[int, Module | Absen
         if isinstance(item, Absent)
         else item.readings(
             has_link=ports[number].has_link,
-            is_lit_where_linked=item.is_lit_where_linked(links[keys[number] or number]),
+            links=links[keys[number] or number],
         )
         for number, item in modules.items()
     }
