@@ -28,6 +28,8 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 class NcclRdma:
     """The settings, with NCCL's defaults."""
 
+    hca: str = ""
+    """NCCL_IB_HCA: the ports that NCCL uses; empty if it uses all."""
     gid_index: int = AUTOMATIC
     """Index of the GID of each RoCE port; AUTOMATIC or less if NCCL chooses it by the next three settings."""
     family: str = IPV4
@@ -38,6 +40,20 @@ class NcclRdma:
     pkey_index: int = 0
     service_level: int = 0
     traffic_class: int = 0
+
+    def uses(self, hca: str, port: int) -> bool:
+        """Return whether NCCL uses a port of an adapter.
+
+        `mlx5_1,mlx5_2:1` selects each adapter whose name begins with `mlx5_1`, and port 1 of those with `mlx5_2`. After `=`, the
+        whole name must match. After `^`, the ports are excluded.
+        """
+        names, excludes = self.hca.removeprefix("^"), self.hca.startswith("^")
+        is_whole, parts = names.startswith("="), [part for part in names.removeprefix("=").split(",") if part]
+        listed = [(name, number) for name, _, number in (part.partition(":") for part in parts)]
+        matches = any(
+            (hca == name if is_whole else hca.startswith(name)) and number in ("", str(port)) for name, number in listed
+        )
+        return (matches or not listed) is not excludes
 
     def gid(self, entries: Mapping[int, tuple[str, str]]) -> tuple[int, str]:
         """Return index and type of the GID that NCCL uses for a RoCE port; NO_GID if no GID has the version and the network.
@@ -84,6 +100,7 @@ def nccl_rdma(environment: Mapping[str, str]) -> NcclRdma:
     variables = {**nccl_files(environment)[0], **environment}
     family = IPV6 if variables.get("NCCL_IB_ADDR_FAMILY") == "AF_INET6" else IPV4
     return NcclRdma(
+        hca=variables.get("NCCL_IB_HCA", ""),
         gid_index=_number(variables, "NCCL_IB_GID_INDEX", AUTOMATIC),
         family=family,
         network=_network(variables.get("NCCL_IB_ADDR_RANGE", ""), family),

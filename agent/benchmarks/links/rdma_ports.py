@@ -94,8 +94,9 @@ def fabric_ports(
     """
     ports = list(_ports(root, nccl))
     ports.sort(key=lambda port: (not port.can_connect, port.slot))
-    has_infiniband = any(port.link_layer == INFINIBAND and port.can_connect for port in ports)
-    fastest = max((port.rate for port in ports if has_infiniband is (port.link_layer == INFINIBAND)), default=0.0)
+    used = [port for port in ports if nccl.uses(port.hca, port.number)]
+    has_infiniband = any(port.link_layer == INFINIBAND and port.can_connect for port in used)
+    fastest = max((port.rate for port in used if has_infiniband is (port.link_layer == INFINIBAND)), default=0.0)
     return [
         replace(
             port,
@@ -110,6 +111,8 @@ def fabric_ports(
 def _not_fabric(port: RdmaPort, has_infiniband: bool, fabric_stated: bool, fastest: float, nccl: NcclRdma) -> str:
     if port.link_layer not in (INFINIBAND, ROCE):
         return f"perftest needs InfiniBand or RoCE, but the link layer of the port is {port.link_layer}"
+    if not nccl.uses(port.hca, port.number):
+        return f"not a port of the fabric: NCCL does not use it, because NCCL_IB_HCA is {nccl.hca}"
     if port.link_layer == ROCE and has_infiniband:
         return "not a port of the fabric: it is Ethernet, and the host has InfiniBand ports"
     if port.link_layer == ROCE and not fabric_stated:

@@ -208,6 +208,36 @@ def test_roce_port_is_measured_with_the_gid_of_nccl(
         assert environment["NCCL_IB_ADDR_RANGE"] in port.unusable
 
 
+@pytest.mark.parametrize(
+    ("selection", "measured"),
+    [
+        ("", {"mlx5_0", "mlx5_1", "mlx5_10"}),
+        ("mlx5_1", {"mlx5_1", "mlx5_10"}),
+        ("=mlx5_1", {"mlx5_1"}),
+        ("^mlx5_1", {"mlx5_0"}),
+        ("^=mlx5_1", {"mlx5_0", "mlx5_10"}),
+        ("mlx5_0:1,mlx5_10:1", {"mlx5_0", "mlx5_10"}),
+        ("mlx5_0:2,mlx5_10", {"mlx5_10"}),
+        ("^mlx5_0:2", {"mlx5_0", "mlx5_1", "mlx5_10"}),
+    ],
+)
+def test_only_ports_that_nccl_uses_are_measured(tmp_path: Path, selection: str, measured: set[str]) -> None:
+    for hca, bus in (("mlx5_0", "15"), ("mlx5_1", "35"), ("mlx5_10", "55")):
+        add_adapter(tmp_path, hca, bus)
+    ports = fabric_ports(True, tmp_path, nccl=nccl_rdma({"NCCL_IB_HCA": selection}))
+    assert {port.hca for port in ports if not port.unusable} == measured
+    assert [port.rail for port in ports] == [0, 1, 2], "the selection must not shift the rails"
+    assert all(f"NCCL_IB_HCA is {selection}" in port.unusable for port in ports if port.hca not in measured)
+
+
+def test_roce_ports_that_nccl_uses_are_measured_beside_infiniband_ports_of_a_storage_network(tmp_path: Path) -> None:
+    add_adapter(tmp_path, "mlx5_0", "15", layer="Ethernet", rate="400 Gb/sec (4X NDR)")
+    add_adapter(tmp_path, "mlx5_8", "35", rate="800 Gb/sec (4X XDR)")
+    assert reasons(tmp_path)["mlx5_0"].endswith("it is Ethernet, and the host has InfiniBand ports")
+    first, second = fabric_ports(True, tmp_path, nccl=nccl_rdma({"NCCL_IB_HCA": "^mlx5_8"}))
+    assert (first.unusable, bool(second.unusable)) == ("", True)
+
+
 def test_adapter_whose_name_is_not_valid_in_a_scope_is_left_out(tmp_path: Path) -> None:
     """In a scope such as `hca=mlx5_0,port=1`, a comma separates two labels."""
     add_adapter(tmp_path, "mlx5_0,gpu=0", "15")
