@@ -58,11 +58,13 @@ ERRORS = {
 }  # fmt: skip
 """File in `counters` -> width of the counter in bits (Linux, drivers/infiniband/core/sysfs.c). A counter stops at the highest
 value of that width."""
-HARDWARE = (
-    "packet_seq_err", "out_of_sequence", "local_ack_timeout_err", "rnr_nak_retry_err", "roce_adp_retrans", "np_cnp_sent",
-    "rp_cnp_handled",
-)  # fmt: skip
-"""Files in `hw_counters`."""
+HARDWARE = {
+    "packet_seq_err": ("packet_seq_err", "seq_err_naks_rcvd"), "out_of_sequence": ("out_of_sequence", "oos_drop_count"),
+    "local_ack_timeout_err": ("local_ack_timeout_err", "to_retransmits"),
+    "rnr_nak_retry_err": ("rnr_nak_retry_err", "rnr_naks_rcvd"), "roce_adp_retrans": ("roce_adp_retrans",),
+    "np_cnp_sent": ("np_cnp_sent", "tx_cnp_pkts", "cnpSent"), "rp_cnp_handled": ("rp_cnp_handled", "rx_cnp_pkts", "cnpHandled"),
+}  # fmt: skip
+"""Reading -> names of its file in `hw_counters`: that of the driver mlx5, then those of bnxt_re and irdma."""
 DATA = ("port_rcv_data", "port_xmit_data")
 """Files in `counters` that count words of _WORD_BYTES."""
 _WORD_BYTES = 4
@@ -135,8 +137,9 @@ class InfinibandCollector:
             readings[name.lower()] = self._counter(f"{path}/counters/{name}", partial(parse_counter, bits=bits))
         for name in DATA:
             readings[name] = self._counter(f"{path}/counters/{name}", lambda text: parse_natural(text) * _WORD_BYTES)
-        for name in HARDWARE:
-            readings[name] = self._counter(f"{path}/hw_counters/{name}", parse_natural)
+        for name, files in HARDWARE.items():
+            file = next((file for file in files if self._files.exists(f"{path}/hw_counters/{file}")), name)
+            readings[name] = self._counter(f"{path}/hw_counters/{file}", parse_natural)
         return readings | (self._addresses(path, layer) if self._full_snapshot else {})
 
     def _counter(self, path: str, parse: Callable[[str], Value | Absent]) -> Value | Absent:

@@ -10,7 +10,7 @@ import pytest
 
 from agent.benchmarks.links.rdma_ports import fabric_ports
 from collectors.base import Absent, Value, scope
-from collectors.infiniband import InfinibandCollector, parse_rate, parse_state
+from collectors.infiniband import HARDWARE, InfinibandCollector, parse_rate, parse_state
 from tests.fakes import links
 
 Readings = dict[tuple[str, str], Value | Absent]
@@ -179,6 +179,23 @@ def test_invalid_rate_is_an_error(text: str) -> None:
 @pytest.mark.parametrize("name", ["symbol_error", "link_downed", "VL15_dropped", "out_of_sequence", "np_cnp_sent"])
 def test_raised_counter_changes_only_its_reading(root: Path, name: str) -> None:
     assert changed(root, lambda root: links.set_counter(root, HCA, name, 3)) == {(name.lower(), SCOPE): 3}
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("seq_err_naks_rcvd", "packet_seq_err"), ("oos_drop_count", "out_of_sequence"), ("rnr_naks_rcvd", "rnr_nak_retry_err"),
+        ("to_retransmits", "local_ack_timeout_err"), ("tx_cnp_pkts", "np_cnp_sent"), ("rx_cnp_pkts", "rp_cnp_handled"),
+        ("cnpSent", "np_cnp_sent"), ("cnpHandled", "rp_cnp_handled"),
+    ],
+)  # fmt: skip
+def test_counter_of_another_driver_has_the_name_of_that_of_mlx5(root: Path, file: str, name: str) -> None:
+    counters = links.port(root, HCA) / "hw_counters"
+    shutil.rmtree(counters)
+    links.write(counters, file, "5\n")
+    values = {key: value for key, value in readings(root).items() if key[1] == SCOPE and key[0] in HARDWARE}
+    assert values.pop((name, SCOPE)) == 5
+    assert {getattr(value, "status", "") for value in values.values()} == {"unsupported"}
 
 
 def test_data_counters_are_converted_to_bytes(root: Path) -> None:

@@ -177,6 +177,7 @@ ON_VLAN = [*UNTAGGED_ONLY_LOCAL, (LOCAL, "IB/RoCE v1"), (LOCAL, "RoCE v2"), (VLA
         ([("", "RoCE v2"), ("10.0.0.1", "RoCE v2")], {}, (-1, "")),
         ([], {}, (-1, "")),
         (ON_VLAN, {}, (5, "RoCE v2 IPv4")),
+        ([(LOCAL, "RoCE v2"), (VLAN, "RoCE v2"), (LOCAL, "RoCE v2")], {}, (1, "RoCE v2 IPv4")),  # Soft-RoCE, Linux 6.1
         ([*GIDS, (VLAN, "RoCE v2")], {}, (3, "RoCE v2 IPv4")),
         ([(VLAN, "RoCE v2"), (IPV4, "RoCE v2")], {}, (0, "RoCE v2 IPv4")),
         ([*UNTAGGED_ONLY_LOCAL, (VLAN_IPV6, "RoCE v2")], {}, (2, "RoCE v2 IPv6")),
