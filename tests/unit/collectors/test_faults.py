@@ -565,6 +565,8 @@ FAULTS = [
     fault("machine checks during the run", "host-machine-checks", part="interrupts", later=add_machine_check),
     # PCIe, InfiniBand and Ethernet links
     gpu_fault("pcie link narrowed", "pcie-link-narrowed pcie-width", "CurrPcieLinkWidth=8", before=narrow_link),
+    fault("pcie link of an adapter of another vendor narrowed", "pcie-link-narrowed", part="PCIe", scope=f"pci={links.PLAIN_NIC}",
+        before=lambda root: links.set_link(root, links.PLAIN_NIC, "current", width=8)),
     gpu_fault("pcie link slowed", "pcie-link-slowed pcie-generation", "CurrPcieLinkGeneration=3", before=slow_link),
     gpu_fault("fatal pcie errors of the gpu", "pcie-aer-fatal", after=gpu_errors("fatal", 1)),
     gpu_fault("nonfatal pcie errors of the gpu", "pcie-aer-nonfatal", after=gpu_errors("nonfatal", 1)),
