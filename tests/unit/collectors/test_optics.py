@@ -440,6 +440,19 @@ def test_ports_of_adapters_and_interfaces_are_read_once_each(root: Path) -> None
     assert isinstance(readings["port.counter_age"][f"hca={links.ROCE},port=1"], Absent)
 
 
+def test_uplink_that_is_not_the_first_port_of_its_adapter_is_read_with_mlxlink(root: Path) -> None:
+    """In switchdev mode, the ports of representors may come before that of the uplink."""
+    links.add_roce_port(root, 3, "p0", ("4: ACTIVE", "5: LinkUp"))
+    links.add_roce_port(root, 1, "pf0vf0", ("4: ACTIVE", "5: LinkUp"))
+    assert list(collect(root)["port.raw_ber"]) == [
+        "hca=mlx5_0,port=1",
+        f"hca={links.ROCE},port=3",
+        f"nic={links.ROCE_INTERFACE},port=1",
+        f"nic={links.PLAIN_INTERFACE},port=1",
+    ]
+    assert collect(root)["port.raw_ber"][f"hca={links.ROCE},port=3"] == 2e-10
+
+
 TWIN = "osfp-800g-healthy.v6.15.txt"
 """A module with eight lanes, which two ports with four lanes each can share."""
 SECOND_HALF = (5, 6, 7, 8)
