@@ -16,6 +16,7 @@ from collectors.base import HOST_LABELS, Absent, Family, Value, empty_families, 
 from collectors.efa import EFA_COUNTERS, read_efa
 from collectors.files import Files
 from collectors.sysfs import parse_natural, parse_numa_node, pci_address
+from schemas.representors import ports_with_a_cable
 
 CLASS, VERBS_CLASS = "sys/class/infiniband", "sys/class/infiniband_verbs"
 ROCE, INFINIBAND = "Ethernet", "InfiniBand"
@@ -57,11 +58,13 @@ ERRORS = {
 }  # fmt: skip
 """File in `counters` -> width of the counter in bits (Linux, drivers/infiniband/core/sysfs.c). A counter stops at the highest
 value of that width."""
-HARDWARE = (
-    "packet_seq_err", "out_of_sequence", "local_ack_timeout_err", "rnr_nak_retry_err", "roce_adp_retrans", "np_cnp_sent",
-    "rp_cnp_handled",
-)  # fmt: skip
-"""Files in `hw_counters`."""
+HARDWARE = {
+    "packet_seq_err": ("packet_seq_err", "seq_err_naks_rcvd"), "out_of_sequence": ("out_of_sequence", "oos_drop_count"),
+    "local_ack_timeout_err": ("local_ack_timeout_err", "to_retransmits"),
+    "rnr_nak_retry_err": ("rnr_nak_retry_err", "rnr_naks_rcvd"), "roce_adp_retrans": ("roce_adp_retrans",),
+    "np_cnp_sent": ("np_cnp_sent", "tx_cnp_pkts", "cnpSent"), "rp_cnp_handled": ("rp_cnp_handled", "rx_cnp_pkts", "cnpHandled"),
+}  # fmt: skip
+"""Reading -> names of its file in `hw_counters`: that of the driver mlx5, then those of bnxt_re and irdma."""
 DATA = ("port_rcv_data", "port_xmit_data")
 """Files in `counters` that count words of _WORD_BYTES."""
 _WORD_BYTES = 4
@@ -79,8 +82,8 @@ Readings = dict[str, Value | Absent]
 class InfinibandCollector:
     """Reads the adapters under `root`. With `full_snapshot` it also reads LIDs, and for RoCE the interface and the GID types.
 
-    Virtual functions and SMI devices are left out. An adapter without hardware, such as Soft-RoCE, is read only if it uses a
-    physical interface.
+    Virtual functions, SMI devices and ports of representors are left out. An adapter without hardware, such as Soft-RoCE, is read
+    only if it uses a physical interface.
     """
 
     name = "infiniband"
@@ -134,8 +137,9 @@ class InfinibandCollector:
             readings[name.lower()] = self._counter(f"{path}/counters/{name}", partial(parse_counter, bits=bits))
         for name in DATA:
             readings[name] = self._counter(f"{path}/counters/{name}", lambda text: parse_natural(text) * _WORD_BYTES)
-        for name in HARDWARE:
-            readings[name] = self._counter(f"{path}/hw_counters/{name}", parse_natural)
+        for name, files in HARDWARE.items():
+            file = next((file for file in files if self._files.exists(f"{path}/hw_counters/{file}")), name)
+            readings[name] = self._counter(f"{path}/hw_counters/{file}", parse_natural)
         return readings | (self._addresses(path, layer) if self._full_snapshot else {})
 
     def _counter(self, path: str, parse: Callable[[str], Value | Absent]) -> Value | Absent:
@@ -166,9 +170,9 @@ class InfinibandCollector:
             name: self._files.required(f"{path}/{name}", lambda text: int(text, 16)) for name in ("lid", "sm_lid")
         }
         if layer == ROCE:
-            gids = f"{path}/gid_attrs"
-            readings["interface"] = self._files.required(f"{gids}/ndevs/0", str, refused="the port has no address")
-            types = [self._files.required(f"{gids}/types/{index}", str, refused="free") for index in range(_GIDS)]
+            readings["interface"] = port_interface(self._files, path)
+            paths = [f"{path}/gid_attrs/types/{index}" for index in range(_GIDS)]
+            types = [self._files.required(of_type, str, refused="free") for of_type in paths]
             readings["roce_v2"] = "RoCE v2" in types
         return readings
 
@@ -215,11 +219,28 @@ def _is_physical(files: Files, path: str) -> bool:
 
 
 def ports(files: Files, hca: str) -> list[str]:
-    """Return the numbers of an adapter's ports."""
+    """Return the numbers of an adapter's ports, without those of representors."""
+    path = f"{CLASS}/{hca}/ports"
     try:
-        return files.names(f"{CLASS}/{hca}/ports")
+        numbers = files.names(path)
     except FileNotFoundError:
         return []  # the adapter was removed after the adapters were listed
+    if len(numbers) < 2:
+        return numbers
+    return ports_with_a_cable({number: _phys_port_name(files, f"{path}/{number}") for number in numbers})
+
+
+def _phys_port_name(files: Files, path: str) -> str | None:
+    """Return `phys_port_name` of the interface of an Ethernet port; None if it has no interface. Empty for other ports."""
+    if files.read(f"{path}/link_layer", str) != ROCE:
+        return ""
+    interface = port_interface(files, path)
+    return network.phys_port_name(files, interface) if isinstance(interface, str) and interface else None
+
+
+def port_interface(files: Files, path: str) -> str | Absent:
+    """Return the network interface of the RoCE port whose directory in sysfs is `path`."""
+    return files.required(f"{path}/gid_attrs/ndevs/0", str, refused="the port has no address")
 
 
 def parse_state(text: str) -> str:

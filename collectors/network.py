@@ -10,6 +10,7 @@ from pathlib import Path
 from collectors.base import HOST_LABELS, Absent, Family, Value, empty_families, first_absent
 from collectors.files import Files
 from collectors.sysfs import parse_natural, pci_address
+from schemas.representors import is_representor
 
 CLASS, BONDS = "sys/class/net", "proc/net/bonding"
 _ETHERNET = "1"
@@ -201,9 +202,13 @@ def is_nic(files: Files, name: str) -> bool:
         if error.errno != errno.EINVAL and files.exists(path):
             raise
         return False  # the interface was removed after the interfaces were listed, or is being removed (EINVAL)
-    port = files.read(f"{path}/phys_port_name", str, missing="none", refused="none")
-    is_representor = isinstance(port, str) and ("vf" in port or "sf" in port)
-    return not is_representor and files.target_name(f"{path}/device/subsystem") != "usb"
+    return not is_representor(phys_port_name(files, name)) and files.target_name(f"{path}/device/subsystem") != "usb"
+
+
+def phys_port_name(files: Files, name: str) -> str:
+    """Return the name that the driver gives the port of an interface; empty if there is none, or no such interface."""
+    port = files.read(f"{CLASS}/{name}/phys_port_name", str, missing="none", refused="none")
+    return port if isinstance(port, str) else ""
 
 
 def parse_bond(text: str) -> dict[str, bool]:

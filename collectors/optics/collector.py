@@ -4,9 +4,9 @@ A scope is the set of labels that names a port. A port of an RDMA adapter has th
 (`hca=mlx5_0,port=1`). Any other Ethernet port has the scope of the `network` collector plus the label `port`, which is always 1
 (`nic=eth0,port=1`).
 
-ethtool reads ports with an Ethernet interface. mlxlink reads port 1 of NVIDIA adapters. If both read a port, readings from
-ethtool take precedence, with one exception. If only mlxlink has measurements of the module's lanes, all readings of the module
-come from mlxlink.
+ethtool reads ports with an Ethernet interface. mlxlink reads the first port of NVIDIA adapters. If both read a port, readings
+from ethtool take precedence, with one exception. If only mlxlink has measurements of the module's lanes, all readings of the
+module come from mlxlink.
 """
 
 from __future__ import annotations
@@ -101,13 +101,13 @@ class OpticsCollector:
             interfaces = []
         nics = [name for name in interfaces if network.is_nic(files, name)]
         for hca in infiniband.adapters(files):
-            for number in infiniband.ports(files, hca):
+            for index, number in enumerate(infiniband.ports(files, hca)):
                 path = f"{infiniband.CLASS}/{hca}/ports/{number}"
                 interface = files.read(f"{path}/gid_attrs/ndevs/0", str, missing="none", refused="none")
                 port = Port(
                     labels={"hca": hca, "port": number},
                     interface=interface if isinstance(interface, str) and interface in nics else "",
-                    adapter=hca if number == "1" and self._is_readable(f"{infiniband.CLASS}/{hca}/device") else "",
+                    adapter=hca if index == 0 and self._is_readable(f"{infiniband.CLASS}/{hca}/device") else "",
                     has_link="LinkUp" in str(files.read(f"{path}/phys_state", str)),
                 )
                 ports += [port] if port.interface or port.adapter else []
@@ -177,7 +177,7 @@ def _module_readings(ports: Sequence[Port], modules: Mapping[int, Module | Absen
         if isinstance(item, Absent)
         else item.readings(
             has_link=ports[number].has_link,
-            is_lit_where_linked=item.is_lit_where_linked(links[keys[number] or number]),
+            links=links[keys[number] or number],
         )
         for number, item in modules.items()
     }

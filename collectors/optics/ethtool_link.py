@@ -12,7 +12,7 @@ from collectors.optics.module import clean_text
 from collectors.optics.port import PortReadings
 
 SUMS: Mapping[str, tuple[str, ...]] = {
-    "symbol_errors": ("rx_symbol_err_phy", "rx_pcs_symbol_err"),
+    "symbol_errors": ("rx_pcs_symbol_err_phy", "rx_symbol_err_phy", "rx_pcs_symbol_err"),
     "link_downs": ("link_down_events_phy", "link_down_events"),
     "fec_corrected": ("rx_fec_corrected_blocks",),
     "fec_uncorrectable": ("rx_fec_uncorrectable_blocks",),
@@ -28,7 +28,8 @@ SUMS: Mapping[str, tuple[str, ...]] = {
     "allowance_exceeded": (r"\w+_allowance_exceeded",),
 }
 """Counter of a port -> patterns for names of rows of `ethtool -S` (drivers mlx5, bnxt, ena). The counter is the sum of all rows
-that match one pattern: the first pattern that matches any row."""
+that match one pattern, and the highest sum if several patterns match: mlx5 counts symbol errors in the PCS (those that FEC did
+not correct), and again in the MAC, which misses those between packets."""
 _LANE_ERRORS = re.compile(r"rx_err_lane_(\d{1,2})_phy")
 _NO_ROW = Absent.unsupported("the driver does not count it (ethtool -S)")
 
@@ -42,9 +43,8 @@ def parse_statistics(output: str) -> PortReadings:
             rows[name] = int(value)
     readings: PortReadings = {}
     for counter, patterns in SUMS.items():
-        found = ([rows[name] for name in rows if re.fullmatch(pattern, name)] for pattern in patterns)
-        numbers = next((numbers for numbers in found if numbers), None)
-        readings[counter, ""] = _NO_ROW if numbers is None else sum(numbers)
+        matches = ([rows[name] for name in rows if re.fullmatch(pattern, name)] for pattern in patterns)
+        readings[counter, ""] = max((sum(numbers) for numbers in matches if numbers), default=_NO_ROW)
     lanes = {int(match[1]) + 1: rows[name] for name in rows if (match := _LANE_ERRORS.fullmatch(name))}
     for lane, count in lanes.items():
         readings["raw_errors", str(lane)] = count

@@ -20,14 +20,14 @@ MODULE, LANE = ("temperature", "voltage"), ("rx_power", "tx_power", "bias")
 """Quantities of the whole module, and of each lane."""
 FLAGS = ("rx_los", "tx_fault")
 """Flags of each lane."""
-RECEIVED = ("rx_power", "rx_los")
-"""Quantity and flag that show whether a lane receives light."""
+RECEIVED, SENT = ("rx_power", "rx_los"), ("tx_power", "bias")
+"""Quantities and flags that show whether a lane receives light, and those that show whether it sends light."""
 IDENTITY = ("vendor", "part_number", "serial", "firmware_version", "type", "state")
 LOW_POWER, FAULT = "ModuleLowPwr", "ModuleFault"
 ALARM, WARNING = "alarm", "warning"
 WITH_LIMITS = ("rx_power", "tx_power")
 """Quantities whose limits are readings too, because a power alone does not show whether it is too low or too high."""
-_NOT_OWN = "the lane receives no light, and a port without a link shares the module"
+_NOT_OWN = "the lane {} no light, and a port without a link shares the module"
 _LEAST_SERIAL = 3
 """Minimum number of different characters in a serial. Placeholders such as `N/A` and `0000` have fewer, or no digit."""
 _NOT_REPORTED = Absent.unsupported("neither module nor tool reports it; copper cables report no measurements")
@@ -109,6 +109,16 @@ class Module:
         return frozenset(index for index in (*dark, *lost) if self._is_used(index))
 
     @property
+    def _sent(self) -> Sequence[float]:
+        """For each lane a value that is 0 if the lane sends no light: its power, or the current if the power is not measured."""
+        return self.lanes.get("tx_power") or self.lanes.get("bias") or ()
+
+    @property
+    def _silent_lanes(self) -> frozenset[int]:
+        """Indices of the lanes in use that send no light. The adapter switches the lasers of a disabled port off."""
+        return frozenset(lane for lane, value in enumerate(self._sent) if value <= NO_LIGHT_W and self._is_used(lane))
+
+    @property
     def identity_key(self) -> tuple[object, ...] | None:
         """Values that are equal if two ports show the same module; None if the module has no serial that identifies it.
 
@@ -119,24 +129,25 @@ class Module:
             return None
         return self.identity.get("vendor"), self.identity.get("part_number"), serial, self._lane_count, self._dark_lanes
 
-    def is_lit_where_linked(self, links: Sequence[bool]) -> bool:
-        """Return whether the module has dark lanes, and all of them can be those of ports without a link.
+    def _of_ports_without_a_link(self, lanes: frozenset[int], links: Sequence[bool]) -> bool:
+        """Return whether there are `lanes`, and all of them can be those of ports without a link.
 
         Args:
+            lanes: indices of the lanes that receive or send no light.
             links: for each port that shares the module, whether it has a link. Each port has the same number of lanes. Without a
                 link, all lanes of a port may be dark.
         """
         of_port, remainder = divmod(self._lane_count, len(links))
-        if len(links) == 1 or remainder or not of_port or len(self._dark_lanes) % of_port:
+        if len(links) == 1 or remainder or not of_port or len(lanes) % of_port:
             return False
-        return 0 < len(self._dark_lanes) // of_port <= links.count(False)
+        return 0 < len(lanes) // of_port <= links.count(False)
 
-    def readings(self, *, has_link: bool, is_lit_where_linked: bool = False) -> Readings:
+    def readings(self, *, has_link: bool, links: Sequence[bool] = (True,)) -> Readings:
         """Return every reading of the module. A reading that the module does not report is absent, with the reason.
 
         Args:
             has_link: whether the port has a link.
-            is_lit_where_linked: whether the dark lanes are those of other ports (`is_lit_where_linked`).
+            links: for each port that shares the module, this one included, whether it has a link.
         """
         readings: Readings = {}
         for name in IDENTITY:
@@ -150,7 +161,8 @@ class Module:
             readings |= self._with_sides(quantity, "", value)
         readings |= self._limit_readings()
         for name in (*LANE, *FLAGS):
-            not_own = self._dark_lanes if is_lit_where_linked and name in RECEIVED else frozenset()
+            dark = self._dark_lanes if name in RECEIVED else self._silent_lanes if name in SENT else frozenset()
+            not_own = dark if self._of_ports_without_a_link(dark, links) else frozenset()
             readings |= self._lane_readings(name, not_own, has_link=has_link)
         return readings
 
@@ -188,7 +200,8 @@ class Module:
         for index in range(self._lane_count):
             is_own = self._is_used(index) and index not in not_own
             is_known = index < len(lanes[name]) and is_own and not reason
-            absent = Absent.unsupported(reason or (_NOT_OWN if index in not_own else "the lane is not in use"))
+            other = _NOT_OWN.format("sends" if name in SENT else "receives")
+            absent = Absent.unsupported(reason or (other if index in not_own else "the lane is not in use"))
             value: Value | Absent = lanes[name][index] if is_known else absent
             lane = str(index + 1)
             readings |= {(name, lane): value} if name in FLAGS else self._with_sides(name, lane, value)
@@ -203,6 +216,8 @@ class Module:
         lost = self.flags.get("rx_los") or []
         if not has_link and name in RECEIVED and (is_dark or (lost and all(lost))):
             return f"{NO_LINK}, and no lane receives light"
+        if not has_link and name in SENT and self._sent and max(self._sent) <= NO_LIGHT_W:
+            return f"{NO_LINK}, and no lane sends light"
         if has_link and name == "rx_power" and is_dark and lost and not any(lost):
             return "all lanes have a signal, but the module measures no light"  # some active cables cannot measure it
         return ""

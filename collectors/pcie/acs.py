@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collectors.base import Absent, Family, ReadingError, Value, empty_families
 from collectors.files import Files
 from collectors.pcie.config import ConfigSpace
-from collectors.pcie.device import GPU, NETWORK, Device
+from collectors.pcie.device import GPU, Device, fabric_adapters
 
 _ACS = 0x0D
 _REDIRECT = 0b1100
@@ -44,7 +44,7 @@ def _readings(
     files: Files, devices: Sequence[Device], *, is_virtual: bool
 ) -> Iterator[tuple[str, str, Value | Absent]]:
     gpus = [device for device in devices if device.kind == GPU]
-    adapters = [device for device in devices if device.kind == NETWORK]
+    adapters = fabric_adapters(devices)
     paths = {gpu.address: list(_peer_paths(gpu, adapters)) for gpu in gpus}
     relevant = dict.fromkeys(
         bridge for gpu in gpus for bridge in (*gpu.bridges, *(port for path in paths[gpu.address] for port in path))

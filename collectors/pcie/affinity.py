@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from collectors.base import Absent, Family, Value, add_parts
 from collectors.files import Files
-from collectors.pcie.device import GPU, NETWORK, Device
+from collectors.pcie.device import GPU, Device, fabric_adapters
 from collectors.sysfs import PCI_DEVICES, parse_numa_node
 
 PATHS = ("PIX", "PXB", "NODE", "SYS")
@@ -17,7 +17,7 @@ PATHS = ("PIX", "PXB", "NODE", "SYS")
 * NODE crosses the processor within one NUMA node. `nvidia-smi` calls some of these paths PHB.
 * SYS crosses the link between NUMA nodes.
 """
-NO_ADAPTER = Absent.unsupported("no NVIDIA network adapter is on the PCI bus")
+NO_ADAPTER = Absent.unsupported("no network adapter of the fabric is on the PCI bus")
 
 
 def affinity_families(files: Files, devices: Sequence[Device], *, absent: Absent | None) -> list[Family]:
@@ -32,7 +32,7 @@ def affinity_families(files: Files, devices: Sequence[Device], *, absent: Absent
     help_of_nearest = "PCI addresses of the network adapters that are nearest to the GPU"
     nearest = Family(name="pcie.nearest_nics", unit="1", help=help_of_nearest, varies=True)
     gpus = {device.address: device for device in devices if device.kind == GPU}
-    adapters = [device for device in devices if device.kind == NETWORK]
+    adapters = fabric_adapters(devices)
     of_gpu = {address: nearest_adapters(files, gpu, adapters) for address, gpu in gpus.items()}
     add_parts(path, "pci", list(gpus), lambda address: absent or of_gpu[address][0])
     add_parts(nearest, "pci", list(gpus), lambda address: absent or of_gpu[address][1])

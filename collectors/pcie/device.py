@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -11,6 +12,9 @@ from collectors.sysfs import PCI_DEVICES, pci_addresses
 
 GPU, NVSWITCH, NETWORK, NVME = "gpu", "nvswitch", "network", "nvme"
 NVIDIA, MELLANOX = "0x10de", "0x15b3"
+FABRIC_LANES = 16
+"""A network adapter of another vendor than NVIDIA is read only if it has this number of PCIe lanes. Adapters on the mainboard,
+which may be wired with fewer lanes than both ends support, have fewer."""
 
 
 @dataclass(kw_only=True)
@@ -23,6 +27,8 @@ class Device:
     own_bridges: int = 0
     """Number of bridges that are inside the device. ConnectX-7 and ConnectX-8 can contain a PCIe switch (in DGX H100 and HGX B300
     they do). The links within this switch have no lanes that can fail."""
+    is_nvidia: bool = True
+    """Whether NVIDIA is the vendor of the network adapter."""
     is_coherent: bool = False
     """Whether the GPU is attached to its Grace CPU by NVLink-C2C, so that its PCIe link carries no data."""
     limits: dict[str, Value | Absent] = field(default_factory=dict)
@@ -73,22 +79,39 @@ class PciBus:
 def identify(files: Files, address: str) -> Device | None:
     """Return the device at a PCI address, or None if no collector reads this device. Raises OSError."""
     path = f"{PCI_DEVICES}/{address}"
-    kind = device_kind(files.text(f"{path}/class"), files.text(f"{path}/vendor"))
+    vendor = files.text(f"{path}/vendor")
+    kind = device_kind(files.text(f"{path}/class"), vendor)
     if not kind or files.exists(f"{path}/physfn"):
         return None  # a virtual function shares the link of its physical function
+    if kind == NETWORK and vendor != MELLANOX and files.read(f"{path}/max_link_width", int) != FABRIC_LANES:
+        return None
     bridges = tuple(reversed(pci_addresses(files.target(path))[:-1]))
     vendors = (files.text(f"{PCI_DEVICES}/{bridge}/vendor") for bridge in bridges)
-    own_bridges = sum(1 for _ in takewhile(lambda vendor: vendor == MELLANOX, vendors)) if kind == NETWORK else 0
+    is_nvidia = kind != NETWORK or vendor == MELLANOX
+    own_bridges = sum(1 for _ in takewhile(MELLANOX.__eq__, vendors)) if kind == NETWORK and is_nvidia else 0
     is_coherent = kind == GPU and next(vendors, "") == NVIDIA
-    return Device(address=address, kind=kind, bridges=bridges, own_bridges=own_bridges, is_coherent=is_coherent)
+    return Device(
+        address=address,
+        kind=kind,
+        bridges=bridges,
+        own_bridges=own_bridges,
+        is_nvidia=is_nvidia,
+        is_coherent=is_coherent,
+    )
+
+
+def fabric_adapters(devices: Iterable[Device]) -> list[Device]:
+    """Return the adapters of NVIDIA if there are any, otherwise all: those of other vendors are then not for management."""
+    adapters = [device for device in devices if device.kind == NETWORK]
+    return [device for device in adapters if device.is_nvidia] or adapters
 
 
 def device_kind(device_class: str, vendor: str) -> str:
-    """Return the kind of a device from its PCI class (`0x030200`) and vendor ID; an empty string if no collector reads it."""
+    """Return the kind of a device from its PCI class (`0x030200`) and vendor ID; empty if no collector reads its kind."""
     if vendor == NVIDIA and device_class.startswith(("0x0300", "0x0302")):
         return GPU
     if vendor == NVIDIA and device_class.startswith("0x0680"):
         return NVSWITCH
-    if vendor == MELLANOX and device_class.startswith(("0x0200", "0x0207")):
+    if device_class.startswith(("0x0200", "0x0207")):
         return NETWORK
     return NVME if device_class.startswith("0x0108") else ""

@@ -475,7 +475,7 @@ def swapped(shown: Sequence[Verdict]) -> str:
     If both ports are of one part, `shown` has two verdicts. Otherwise the title names two parts, so the text is in the plural.
     """
     if shown[0].verdict != FAIL:
-        return "may have swapped cables: other hosts have the same switches in another order"
+        return "may have swapped cables: other hosts have these switches in another order or combination"
     return "has the cables of its ports swapped" if len(shown) > 1 else "have their cables swapped"
 
 

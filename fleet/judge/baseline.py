@@ -51,7 +51,7 @@ OUTCOME_PARAMS = frozenset(
     {
         *("phase", "algorithm", "protocol", "transport", "nvls", "nccl_log", "moved_bytes", "places", "access", "peak"),
         *("bytes", "free_bytes", "samples_per_second", "cpus_per_rank", "left_out", "repetitions", "devices"),
-        *("nccl_settings", "passes", "elapsed_s", "wrong_addresses", "wrong_bits", "pcie_rate"),
+        *("nccl_settings", "nccl_other_settings", "passes", "elapsed_s", "wrong_addresses", "wrong_bits", "pcie_rate"),
     }
 )
 """Parameters that describe the outcome of a measurement, not its settings. Figures that differ only in these parameters are

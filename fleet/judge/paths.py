@@ -33,8 +33,9 @@ CHECK_BETWEEN = (
 CHECK_NVLS = "check NCCL_NVLS_ENABLE in the environment, and that the fabric manager runs"
 COMMUNICATION = ("collective.", "mnnvl.", "model_parallel.", "pairs.")
 """Prefixes of the figures that depend on NCCL."""
-SETTINGS = "nccl_settings"
-"""Parameter of figures of collectives: settings that may slow NCCL on a healthy host, such as `NCCL_PROTO=LL`."""
+SETTINGS, OTHER_SETTINGS = "nccl_settings", "nccl_other_settings"
+"""Parameters of figures of collectives: settings that may slow NCCL on a healthy host, such as `NCCL_PROTO=LL`, and other
+settings of which this is not known, such as `NCCL_CGA_CLUSTER_SIZE=0`."""
 LINKS = ("peer_copy.", "digest.wrong_peer_copies", "gpu.nvlink.")
 """Prefixes of the names of observations that fail if a link between GPUs is bad, whatever transport NCCL chose."""
 
@@ -140,21 +141,28 @@ def with_slow_path(view: HostView, verdict: Verdict, of_host: Sequence[Verdict],
 
 
 def with_nccl_settings(view: HostView, verdict: Verdict, of_host: Sequence[Verdict]) -> Verdict:
-    """Return the verdict. If settings that limit NCCL may explain a slow figure, name them, and set the action to `configure`.
+    """Return the verdict. If a figure is slow while NCCL has settings, name them.
 
-    The settings are those of the collectives in the same stage. If another verdict on the host finds a bad link between GPUs
-    (LINKS), the action stays the same.
+    If they are known to limit NCCL, the action is `configure`, unless another verdict on the host finds a bad link between GPUs
+    (LINKS). Other settings do not change the action: they may be right for the fabric.
+
+    The settings are those of the collectives in the same stage.
     """
     if verdict.verdict != FAIL or not verdict.name.startswith(COMMUNICATION) or not is_speed(verdict):
         return verdict
+    if names := _settings(view, verdict.stage, SETTINGS):
+        return _explained(verdict, f"NCCL is limited by {names}: remove the setting, and measure again", of_host)
+    if names := _settings(view, verdict.stage, OTHER_SETTINGS):
+        note = f"NCCL has the settings {names}: if they are not needed, measure again without them"
+        detail = "; ".join(filter(None, (verdict.detail, note)))
+        return replace(verdict, reason=f"{verdict.reason}; {note}", detail=detail)
+    return verdict
+
+
+def _settings(view: HostView, stage: str, parameter: str) -> str:
     figures = (item for name in view.observations.benchmark_names() for item in _collectives(view, name))
-    settings = {
-        item.params[SETTINGS]: None for item in figures if item.stage == verdict.stage and SETTINGS in item.params
-    }
-    if not settings:
-        return verdict
-    names = "; ".join(map(str, settings))
-    return _explained(verdict, f"NCCL is limited by {names}: remove the setting, and measure again", of_host)
+    settings = {item.params[parameter]: None for item in figures if item.stage == stage and parameter in item.params}
+    return "; ".join(map(str, settings))
 
 
 def _collectives(view: HostView, name: str) -> Sequence[Observation]:

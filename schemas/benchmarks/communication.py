@@ -13,6 +13,7 @@ _NCCL_CHOICE = {
     "nvls": bool,
     "nccl_log": str,
     "nccl_settings": str,
+    "nccl_other_settings": str,
 }
 
 

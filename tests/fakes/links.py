@@ -7,6 +7,7 @@ built tree with the functions under "changes".
 
 from __future__ import annotations
 
+import shutil
 import struct
 import tempfile
 from collections.abc import Iterator
@@ -172,6 +173,21 @@ def add_bond(root: Path, name: str, states: dict[str, str]) -> None:
 SWITCH_ROOT, SWITCH_UP, SWITCH_DOWN, SWITCH_HCA = "0000:b0:01.1", "0000:b1:00.0", "0000:b2:00.0", "0000:b3:00.0"
 """PCI addresses of an adapter with a PCIe switch: root port, upper and lower end of the switch, the adapter's function."""
 SWITCH_GPU = "0000:b6:00.0"
+
+
+def add_roce_port(root: Path, number: int, phys_port_name: str | None, state: tuple[str, str]) -> None:
+    """Add or change a port of the adapter ROCE. `phys_port_name`: that of its interface; None if the port has no interface."""
+    ports = root / "sys/class/infiniband" / ROCE / "ports"
+    if number != 1:
+        shutil.copytree(ports / "1", ports / str(number))
+    write(ports, f"{number}/state", f"{state[0]}\n")
+    write(ports, f"{number}/phys_state", f"{state[1]}\n")
+    if phys_port_name is None:
+        (ports / f"{number}/gid_attrs/ndevs/0").unlink(missing_ok=True)
+    else:
+        interface = f"rep{number}"
+        write(ports, f"{number}/gid_attrs/ndevs/0", f"{interface}\n")
+        write(root, f"sys/class/net/{interface}/phys_port_name", f"{phys_port_name}\n")
 
 
 def add_adapter_with_switch(root: Path) -> None:

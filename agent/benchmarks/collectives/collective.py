@@ -8,6 +8,7 @@ except for the algbw of hypercube, which nccl-tests computes differently.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -45,8 +46,11 @@ LARGE_BYTES = 1 << 20
 MEMORY_SHARE = 0.75
 """Share of the free device memory that the additional pairs of buffers may take."""
 
-SEPARATOR, LONGEST_SETTING = "; ", 100
-"""Text between two settings in the parameter `nccl_settings`, and maximum length of a value in it."""
+SEPARATOR, LONGEST_SETTING, LONGEST_PARAMETER = "; ", 100, 512
+"""Text between two settings in the parameters `nccl_settings` and `nccl_other_settings`, maximum length of a value, and maximum
+length of a parameter (`schemas/observation.schema.json`)."""
+_SELECTING = re.compile(r"NCCL_(DEBUG|CONF_FILE|COMM_ID|HOSTID|SOCKET_(IFNAME|FAMILY)|IB_(HCA|GID|ADDR|ROCE|PKEY))")
+"""Beginnings of names of settings that do not change the speed of NCCL."""
 
 
 class Case(NamedTuple):
@@ -245,7 +249,7 @@ def _find_nccl_choices(
                 world_size=context.world_size,
             )
     known = {key: value for key, value in facts.items() if value is not None and key != "channels"}
-    known |= _limiting_settings(context, text)
+    known |= _nccl_settings(context, text)
     if not disabled:
         known["nccl_log"] = "open"  # the log is still enabled, so each latency includes the time to write to it
     return {case: {**known, **choice} for case, choice in choices.items()}
@@ -263,18 +267,37 @@ def all_transports(context: Context, transport: str, key: str) -> str:
     return "+".join(sorted({name or "unknown" for text in texts for name in text.split("+")}))
 
 
-def _limiting_settings(context: Context, text: str) -> dict[str, str]:
-    """Return the parameter `nccl_settings`: each rank's settings that may slow NCCL on a healthy host; empty if there are none.
+def _nccl_settings(context: Context, text: str) -> dict[str, str]:
+    """Return the parameters `nccl_settings` and `nccl_other_settings`, each only if any rank has such settings.
+
+    The first has the settings that may slow NCCL on a healthy host, and the second the other settings that NCCL has read, except
+    those of its log and those that select ports and addresses (_SELECTING).
 
     `text` is the log of this rank. It also has the settings in NCCL's configuration files.
     """
-    settings = {**os.environ, **nccl_log.parse_settings(text)}
+    logged = nccl_log.parse_settings(text)
     slowing = {
-        key: value for key, value in settings.items() if key.startswith(("NCCL_", "CUDA_")) and distorts(key, value)
+        key: value
+        for key, value in {**os.environ, **logged}.items()
+        if key.startswith(("NCCL_", "CUDA_")) and distorts(key, value)
     }
-    own = SEPARATOR.join(f"{name}={value[:LONGEST_SETTING]}" for name, value in slowing.items())
-    names = {each for texts in _of_all_ranks(context, own, "nccl_settings") for each in texts.split(SEPARATOR) if each}
-    return {"nccl_settings": SEPARATOR.join(sorted(names))} if names else {}
+    other = {key: value for key, value in logged.items() if key not in slowing and not _SELECTING.match(key)}
+    params: dict[str, str] = {}
+    for name, settings in (("nccl_settings", slowing), ("nccl_other_settings", other)):
+        own = SEPARATOR.join(f"{key}={value[:LONGEST_SETTING]}" for key, value in settings.items())
+        of_all = {each for texts in _of_all_ranks(context, own, name) for each in texts.split(SEPARATOR) if each}
+        params |= {name: _joined(sorted(of_all))} if of_all else {}
+    return params
+
+
+def _joined(settings: Sequence[str]) -> str:
+    """Return the settings as one text, which says how many are left out because a parameter may not be longer."""
+    for count in range(len(settings), 0, -1):
+        more = [f"and {len(settings) - count} more"] if count < len(settings) else []
+        text = SEPARATOR.join([*settings[:count], *more])
+        if len(text) <= LONGEST_PARAMETER:
+            break
+    return text
 
 
 def _of_all_ranks(context: Context, text: str, key: str) -> set[str]:

@@ -76,6 +76,10 @@ class VerbsTest:
             arguments += ["-x", str(port.gid_index)]
         if port.pkey_index:
             arguments.append(f"--pkey_index={port.pkey_index}")
+        if port.service_level:
+            arguments.append(f"--sl={port.service_level}")
+        if port.traffic_class:
+            arguments.append(f"--tclass={port.traffic_class}")
         if self.figure == "latency":
             arguments += ["-n", str(LATENCY_ITERATIONS)]
         else:

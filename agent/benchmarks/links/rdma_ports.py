@@ -15,7 +15,9 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 
+from agent.benchmarks.links.nccl_rdma import NO_GID, NcclRdma
 from agent.benchmarks.links.pcie_links import Links, links_above
+from schemas.representors import ports_with_a_cable
 
 CLASS, VERBS_CLASS = "sys/class/infiniband", "sys/class/infiniband_verbs"
 INFINIBAND, ROCE = "InfiniBand", "Ethernet"
@@ -24,9 +26,8 @@ CHANNEL_ADAPTER = "1: CA"
 LEAST_SHARE = 0.5
 """A port whose rate is less than this share of the fastest port's rate is not a port of the fabric. If the host has InfiniBand
 ports, the fastest of these is the fastest port."""
+NCCL_DEFAULTS = NcclRdma()
 _NAME = re.compile(r"[\w.-]{1,64}")
-_NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
-_IPV4, _LINK_LOCAL = "0000:0000:0000:0000:0000:ffff:", "fe80:"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +47,10 @@ class RdmaPort:
     rate: float
     """Data rate in B/s, one way; 0 if the port is not active, its rate is unknown, or `can_connect` is false."""
     gid_index: int
-    """Index of the RoCE v2 GID of the port's network interface; -1 if there is no such GID, 0 if the link is not Ethernet."""
+    """Index of the GID that NCCL uses on a RoCE port; -1 if there is none, 0 if the link is not Ethernet."""
     gid_type: str
-    """`RoCE v2 IPv4`, `RoCE v2 IPv6` or `RoCE v2 link-local`; empty if `gid_index` is -1; `IB` if the link is not Ethernet."""
+    """Such as `RoCE v2 IPv4`, `RoCE v2 IPv6` or `RoCE v2 link-local`; empty if `gid_index` is -1; `IB` if the link is not
+    Ethernet."""
     numa_node: str
     """NUMA node of the adapter; `unknown` if the platform does not state it."""
     pci_path: str
@@ -65,6 +67,10 @@ class RdmaPort:
     """Why the device file of the adapter cannot be opened, with the remedy; empty if it can."""
     pkey_index: int = 0
     """Index of the InfiniBand partition key (P_Key) with which the port is measured; 0 if the link is not InfiniBand."""
+    service_level: int = 0
+    """Service level (SL) of the packets; on a VLAN of RoCE, it is their priority."""
+    traffic_class: int = 0
+    """Traffic class of the packets (DSCP and ECN bits); 0 if the link is not Ethernet."""
     links: Links = ()
     """The PCIe links above the adapter; empty for a software adapter, and in a virtual machine, which does not show them."""
 
@@ -75,7 +81,7 @@ class RdmaPort:
 
 
 def fabric_ports(
-    fabric_stated: bool, root: Path = Path("/"), *, is_virtual: bool = False, pkey_index: int = 0
+    fabric_stated: bool, root: Path = Path("/"), *, is_virtual: bool = False, nccl: NcclRdma = NCCL_DEFAULTS
 ) -> list[RdmaPort]:
     """Return the RDMA ports of the host in the order of `rail`; `unusable` says why a port is not measured.
 
@@ -84,27 +90,29 @@ def fabric_ports(
             are not measured: they may carry other traffic, and the virtual NICs of a cloud look like RoCE ports.
         root: the root of the file system.
         is_virtual: whether this is a virtual machine. Its PCIe links are not those of the host.
-        pkey_index: index of the partition key for InfiniBand ports.
+        nccl: the settings with which NCCL uses the ports.
     """
-    ports = list(_ports(root))
+    ports = list(_ports(root, nccl))
     ports.sort(key=lambda port: (not port.can_connect, port.slot))
-    has_infiniband = any(port.link_layer == INFINIBAND and port.can_connect for port in ports)
-    fastest = max((port.rate for port in ports if has_infiniband is (port.link_layer == INFINIBAND)), default=0.0)
+    used = [port for port in ports if nccl.uses(port.hca, port.number)]
+    has_infiniband = any(port.link_layer == INFINIBAND and port.can_connect for port in used)
+    fastest = max((port.rate for port in used if has_infiniband is (port.link_layer == INFINIBAND)), default=0.0)
     return [
         replace(
             port,
             rail=rail,
-            unusable=port.unusable or _not_fabric(port, has_infiniband, fabric_stated, fastest),
-            pkey_index=pkey_index if port.link_layer == INFINIBAND else 0,
+            unusable=port.unusable or _not_fabric(port, has_infiniband, fabric_stated, fastest, nccl),
             links=() if is_virtual else port.links,
         )
         for rail, port in enumerate(ports)
     ]
 
 
-def _not_fabric(port: RdmaPort, has_infiniband: bool, fabric_stated: bool, fastest: float) -> str:
+def _not_fabric(port: RdmaPort, has_infiniband: bool, fabric_stated: bool, fastest: float, nccl: NcclRdma) -> str:
     if port.link_layer not in (INFINIBAND, ROCE):
         return f"perftest needs InfiniBand or RoCE, but the link layer of the port is {port.link_layer}"
+    if not nccl.uses(port.hca, port.number):
+        return f"not a port of the fabric: NCCL does not use it, because NCCL_IB_HCA is {nccl.hca}"
     if port.link_layer == ROCE and has_infiniband:
         return "not a port of the fabric: it is Ethernet, and the host has InfiniBand ports"
     if port.link_layer == ROCE and not fabric_stated:
@@ -118,7 +126,8 @@ def _not_fabric(port: RdmaPort, has_infiniband: bool, fabric_stated: bool, faste
         return "the port is active, but its rate cannot be read"
     if port.rate < LEAST_SHARE * fastest:
         return "not a port of the fabric: it has less than half the rate of the fastest port"
-    return "the port has no RoCE v2 address" if port.gid_index < 0 else ""
+    network = f" in NCCL_IB_ADDR_RANGE, {nccl.network}" if nccl.network else ""
+    return f"the port has no {nccl.version} address{network}" if (port.gid_index, port.gid_type) == NO_GID else ""
 
 
 def partner_port(port: RdmaPort, own_slots: Sequence[str], partner_slots: Sequence[str]) -> str | None:
@@ -133,8 +142,8 @@ def partner_port(port: RdmaPort, own_slots: Sequence[str], partner_slots: Sequen
     return partner_slots[position] if position < len(partner_slots) else None
 
 
-def _ports(root: Path) -> Iterator[RdmaPort]:
-    """Yield the ports of every adapter except virtual functions and SMI devices.
+def _ports(root: Path, nccl: NcclRdma) -> Iterator[RdmaPort]:
+    """Yield the ports of every adapter except virtual functions and SMI devices. Ports of representors are left out.
 
     An SMI device (`rdma dev add smi1 type SMI parent mlx5_0`) has the ports of the single planes of a ConnectX-8 port, and only
     subnet managers can use it. Unlike the adapter of the same PCI function, it has no verbs device.
@@ -149,15 +158,25 @@ def _ports(root: Path) -> Iterator[RdmaPort]:
         if (device / "physfn").exists() or is_smi_device:
             continue
         kind = _text(path / "node_type")
-        for port in _entries(path / "ports") if kind else ():
-            if port.name.isdecimal():
-                problem = _device_problem(root, path.name, files.get(path.name, ""))
-                rdma_port = replace(_port(path.name, device, port), device_problem=problem)
-                yield (
-                    rdma_port
-                    if kind == CHANNEL_ADAPTER
-                    else replace(rdma_port, rate=0.0, can_connect=False, unusable=_wrong_kind(kind))
-                )
+        for port in _ports_with_a_cable(root, path) if kind else ():
+            problem = _device_problem(root, path.name, files.get(path.name, ""))
+            rdma_port = replace(_port(path.name, device, port, nccl), device_problem=problem)
+            yield (
+                rdma_port
+                if kind == CHANNEL_ADAPTER
+                else replace(rdma_port, rate=0.0, can_connect=False, unusable=_wrong_kind(kind))
+            )
+
+
+def _ports_with_a_cable(root: Path, adapter: Path) -> list[Path]:
+    """Return the directories of an adapter's ports, without those of representors."""
+    ports = [port for port in _entries(adapter / "ports") if port.name.isdecimal()]
+    names: dict[str, str | None] = {}
+    for port in ports:
+        interface = _text(port / "gid_attrs/ndevs/0")
+        has_interface = bool(interface) or _text(port / "link_layer") != ROCE
+        names[port.name] = _text(root / "sys/class/net" / interface / "phys_port_name") if has_interface else None
+    return [adapter / "ports" / number for number in ports_with_a_cable(names)]
 
 
 def _device_problem(root: Path, hca: str, name: str) -> str:
@@ -186,12 +205,12 @@ def _wrong_kind(kind: str) -> str:
     )
 
 
-def _port(hca: str, device: Path, path: Path) -> RdmaPort:
+def _port(hca: str, device: Path, path: Path, nccl: NcclRdma) -> RdmaPort:
     layer, state, physical = (_text(path / name) for name in ("link_layer", "state", "phys_state"))
     has_link = physical.endswith("LinkUp")
     is_active = has_link and state.endswith("ACTIVE")
     unusable = "the link is up, but no subnet manager has activated it" if has_link and not is_active else ""
-    index, kind = _gid(path) if layer == ROCE else (0, "IB")
+    index, kind = nccl.gid(_gids(path)) if layer == ROCE else (0, "IB")
     pci_path = _pci_path(device)
     adapter = pci_path.rpartition("/")[2] or _text(path / "gid_attrs/ndevs/0") or hca
     node = _text(device / "numa_node")
@@ -209,28 +228,20 @@ def _port(hca: str, device: Path, path: Path) -> RdmaPort:
         cpus=_cpus(_text(device / "local_cpulist")),
         unusable=unusable if state and physical else "the state of the port cannot be read",
         is_active=is_active,
+        pkey_index=nccl.pkey_index if layer == INFINIBAND else 0,
+        service_level=nccl.service_level,
+        traffic_class=nccl.traffic_class if layer == ROCE else 0,
         links=links_above(device),
     )
 
 
-def _gid(path: Path) -> tuple[int, str]:
-    """Return index and type of the best RoCE v2 GID of the port's network interface.
-
-    IPv4 is better than IPv6, and IPv6 is better than link-local. Of equally good GIDs, the lowest index is returned. Without a
-    RoCE v2 GID the index is -1, and the type is empty.
-    """
-    interface = _text(path / "gid_attrs/ndevs/0")
-    candidates = []
-    for entry in _entries(path / "gid_attrs/types"):
-        gid = _text(path / "gids" / entry.name)
-        is_own = _text(path / "gid_attrs/ndevs" / entry.name) == interface
-        if entry.name.isdecimal() and is_own and _text(entry) == "RoCE v2" and gid not in ("", _NO_GID):
-            order = 0 if gid.startswith(_IPV4) else 2 if gid.startswith(_LINK_LOCAL) else 1
-            candidates.append((order, int(entry.name)))
-    if not candidates:
-        return -1, ""
-    order, index = min(candidates)
-    return index, ("RoCE v2 IPv4", "RoCE v2 IPv6", "RoCE v2 link-local")[order]
+def _gids(path: Path) -> dict[int, tuple[str, str]]:
+    """Return index -> GID and type of each entry of a port's GID table that is in use."""
+    return {
+        int(entry.name): (_text(path / "gids" / entry.name), of_type)
+        for entry in _entries(path / "gid_attrs/types")
+        if entry.name.isdecimal() and (of_type := _text(entry))
+    }
 
 
 def _rate(text: str) -> float:

@@ -11,10 +11,10 @@ through the process group, so a fabric on which NCCL cannot work is measured too
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from agent.benchmarks.links.nccl_rdma import nccl_rdma
 from agent.benchmarks.links.perftest import PerftestError
 from agent.benchmarks.links.perftest_run import (
     PerftestRun,
@@ -27,7 +27,6 @@ from agent.benchmarks.links.rdma_ports import RdmaPort, fabric_ports
 from agent.benchmarks.links.verbs_pairs import measure_pairs
 from agent.benchmarks.links.verbs_report import PortReport, planned_tests
 from agent.benchmarks.runtime.host_rank import read_request, wait_for_reporting_rank
-from agent.run.preflight import nccl_files
 from schemas.records import ERROR, SKIPPED, UNSUPPORTED
 from schemas.stages import GANG
 
@@ -45,27 +44,12 @@ def run(context: RankContext, settings: Mapping[str, Any]) -> None:
     request = read_request(context)
     report = PortReport(context, settings)
     usable = report.usable_ports(
-        fabric_ports(
-            bool(request.get("fabric")), is_virtual=bool(request.get("virtual")), pkey_index=nccl_pkey_index(os.environ)
-        )
+        fabric_ports(bool(request.get("fabric")), is_virtual=bool(request.get("virtual")), nccl=nccl_rdma(os.environ))
     )
     if context.stage == GANG:
         measure_pairs(context, settings, report, usable, request)
     else:
         _measure_loopback(context, settings, report, usable)
-
-
-def nccl_pkey_index(environment: Mapping[str, str]) -> int:
-    """Return the index of the partition key that NCCL uses; 0, NCCL's default, if NCCL_IB_PKEY does not begin with an index.
-
-    NCCL reads the number at the beginning of the value, as strtoll does with base 0. A variable of the environment takes
-    precedence over NCCL's configuration files.
-    """
-    value = {**nccl_files(environment)[0], **environment}.get("NCCL_IB_PKEY", "")
-    number = re.match(r"\s*\+?(?:0x([\da-f]+)|(0[0-7]*)|(\d+))", value, re.ASCII | re.IGNORECASE)
-    if not number:
-        return 0
-    return next(int(digits, base) for digits, base in zip(number.groups(), (16, 8, 10), strict=True) if digits)
 
 
 def _measure_loopback(

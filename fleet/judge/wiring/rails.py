@@ -14,8 +14,11 @@ each may be at a switch of the rail of another.
 
 Peers may use the same switches in different orders (`exchanges`). These switches may then belong to several rails. A port with
 such a switch does not pass, unless at least two thirds of these peers have the same order as its host. It is inconclusive if the
-switches of at least half of the host's ports belong to one rail each. Otherwise the fabric may have no rails, and no port at a
-switch of several rails is judged.
+switches of at least half of the host's ports belong to one rail each, or if this is so on a clear majority of the hosts with the
+same slots (of other pods). Otherwise the fabric may have no rails, and no port at a switch of several rails is judged.
+
+The ports of a host may be at the switches of two groups of hosts, half of them in each. Then all these hosts are peers, and each
+switch belongs to its rail (`combinations`).
 
 A host with fewer than three peers is compared with the whole fleet. Two of its ports at the same switch fail if the switches of
 both slots were read on at least three hosts, and at least two thirds of these have different switches in the two slots.
@@ -28,6 +31,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
+from fleet.judge.wiring.combinations import Combinations
 from fleet.judge.wiring.exchanges import Exchange, Order, Orders
 from fleet.judge.wiring.links import SWITCH_ID, HostLinks, PortLink
 from fleet.scope_text import describe_scope
@@ -59,6 +63,13 @@ class Rails:
     """Slots of the rails whose switches belong to no other rail."""
     orders: Orders = field(default_factory=lambda: Orders({}))
     """The switches of the peers."""
+    combinations: Combinations = field(default_factory=lambda: Combinations({}))
+    """The combinations of switches of the peers; without peers if none uses exactly half of the switches of the host."""
+
+    def has_rails(self, ports: Iterable[PortLink]) -> bool:
+        """Return whether the switches of at least half of a host's ports belong to one rail each."""
+        read = [port for port in ports if port.switch_id]
+        return 2 * sum(port.slot in self.apart for port in read) >= len(read)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +113,12 @@ def compare_rails(hosts: Iterable[HostLinks], excluded: AbstractSet[tuple[str, s
             of_host = fleet.shared_switches(ports)
             shared += len(of_host)
         else:
-            of_host = _judge_ports(ports, rails, fleet.exchanges_of(host), fleet.names)
+            has_rails = rails.has_rails(ports) or fleet.has_rails(host)
+            of_host = _judge_ports(ports, rails, fleet.exchanges_of(host), fleet.names, has_rails=has_rails)
+            if all(verdict.verdict != FAIL for verdict in of_host):
+                mixed = _mixed_verdicts(rails.combinations.mixed_ports(ports))
+                scopes = {verdict.scope for verdict in mixed}
+                of_host = [*(verdict for verdict in of_host if verdict.scope not in scopes), *mixed]
         verdicts += of_host
         unjudged += len({port.scope for port in ports if port.switch_id} - {verdict.scope for verdict in of_host})
     return Comparison(verdicts=tuple(verdicts), shared=shared, unjudged=unjudged, hosts=len(fleet.hosts))
@@ -137,6 +153,8 @@ class _Fleet:
         self._orders = {host: _order(ports) for host, ports in self.ports.items()}
         self._exchanges: dict[Order, list[Exchange]] = {}
         self._apart: dict[tuple[str, str], bool] = {}
+        self._with_rails: dict[frozenset[str], list[bool]] = defaultdict(list)
+        """Slots of a host -> for each host with these slots, whether the order of its switches matters among its peers."""
 
     def rails_of(self, host: str) -> Rails:
         """Return the rails among the peers of a host, itself included. Hosts with the same switches have the same peers."""
@@ -144,6 +162,14 @@ class _Fleet:
         if switches not in self._rails:
             self._rails[switches] = self._find_rails(switches)
         return self._rails[switches]
+
+    def has_rails(self, host: str) -> bool:
+        """Return whether the order of the switches matters on a clear majority of the hosts with the slots of this host."""
+        if not self._with_rails:
+            for other, ports in self.ports.items():
+                self._with_rails[_slots(ports)].append(self.rails_of(other).has_rails(ports))
+        votes = self._with_rails[_slots(self.ports[host])]
+        return _is_clear(sum(votes), len(votes))
 
     def exchanges_of(self, host: str) -> list[Exchange]:
         """Return the exchanges in which no clear majority of the peers has the order of this host."""
@@ -176,7 +202,9 @@ class _Fleet:
         orders: dict[Order, list[str]] = defaultdict(list)
         for host in peers:
             orders[self._orders[host]].append(host)
-        return replace(_clear_rails(groups, uses, len(peers)), orders=Orders(orders))
+        may_mix = any(2 * count == len(switches) for count in shared.values())
+        mixed = Combinations({peer: self._orders[peer] for peer in peers} if may_mix else {})
+        return replace(_clear_rails(groups, uses, len(peers)), orders=Orders(orders), combinations=mixed)
 
     def shared_switches(self, ports: Sequence[PortLink]) -> list[Verdict]:
         """Return a failure for each port that is at the same switch as another. `ports` are the ports of one host.
@@ -226,6 +254,10 @@ class _Fleet:
         return self._apart[slot, other]
 
 
+def _slots(ports: Iterable[PortLink]) -> frozenset[str]:
+    return frozenset(port.slot for port in ports)
+
+
 def _order(ports: Iterable[PortLink]) -> Order:
     """Return the switches of a host. Those of a bond are sorted, because the ports of a bond may be exchanged."""
     bonds: dict[str, list[PortLink]] = defaultdict(list)
@@ -263,7 +295,12 @@ def _clear_rails(groups: Mapping[str, frozenset[str]], uses: Mapping[str, Counte
 
 
 def _judge_ports(
-    ports: Sequence[PortLink], rails: Rails, exchanges: Sequence[Exchange], names: Mapping[str, str]
+    ports: Sequence[PortLink],
+    rails: Rails,
+    exchanges: Sequence[Exchange],
+    names: Mapping[str, str],
+    *,
+    has_rails: bool,
 ) -> list[Verdict]:
     """Return the verdicts on the ports of one host: ports in rails with a clear majority, and ports in exchanges.
 
@@ -272,6 +309,7 @@ def _judge_ports(
         rails: the rails among the peers of the host.
         exchanges: the exchanges between the host and its peers.
         names: ID of a switch -> its name.
+        has_rails: whether the order of the switches matters in this fabric.
     """
     in_rails = [port for port in ports if port.slot in rails.switches]
     places = _places(in_rails, rails)
@@ -282,8 +320,6 @@ def _judge_ports(
     # A port that fails explains the exchange: the other ports of the exchange may be right.
     unexplained = [item for item in exchanges if moved_slots.isdisjoint(item.slots)]
     exchange_of = {slot: item for item in reversed(unexplained) for slot in item.slots}
-    read = [port for port in ports if port.switch_id]
-    has_rails = 2 * sum(port.slot in rails.apart for port in read) >= len(read)
     verdicts = []
     for port in ports:
         if has_rails and port.slot in exchange_of:
@@ -333,6 +369,16 @@ def _places(ports: Sequence[PortLink], rails: Rails) -> dict[str, str]:
         slots[port.scope] = next(slot for slot, bond in free.items() if bond == port.bond)
         del free[slots[port.scope]]
     return slots
+
+
+def _mixed_verdicts(ports: Sequence[PortLink]) -> list[Verdict]:
+    """Return inconclusive verdicts on ports of one host at switches that nearly no similar host has together."""
+    ends = _names((f"{describe_scope(port.scope)} at {port.end}" for port in ports), " and ")
+    detail = (
+        f"{ends}: nearly all hosts at one of these switches have another switch in the other slot. Some of these cables may "
+        "belong to another group of hosts"
+    )
+    return [_verdict(port, INCONCLUSIVE, detail, kind=VerdictKind.SWAPPED) for port in ports]
 
 
 def _exchange_text(exchange: Exchange, scopes: Mapping[str, str], names: Mapping[str, str]) -> str:

@@ -570,6 +570,8 @@ FAULTS = [
     fault("machine checks during the run", "host-machine-checks", part="interrupts", later=add_machine_check),
     # PCIe, InfiniBand and Ethernet links
     gpu_fault("pcie link narrowed", "pcie-link-narrowed pcie-width", "CurrPcieLinkWidth=8", before=narrow_link),
+    fault("pcie link of an adapter of another vendor narrowed", "pcie-link-narrowed", part="PCIe", scope=f"pci={links.PLAIN_NIC}",
+        before=lambda root: links.set_link(root, links.PLAIN_NIC, "current", width=8)),
     gpu_fault("pcie link slowed", "pcie-link-slowed pcie-generation", "CurrPcieLinkGeneration=3", before=slow_link),
     gpu_fault("fatal pcie errors of the gpu", "pcie-aer-fatal", after=gpu_errors("fatal", 1)),
     gpu_fault("nonfatal pcie errors of the gpu", "pcie-aer-nonfatal", after=gpu_errors("nonfatal", 1)),
@@ -642,6 +644,8 @@ FAULTS = [
         before=mlxlink_value('Effective Physical Errors" : "0"', 'Effective Physical Errors" : "30"')),
     port_fault("symbol errors during the run", "port-symbol-errors",
         later=mlxlink_value('Symbol Errors" : "0"', 'Symbol Errors" : "121"')),
+    fault("symbol errors of the pcs during the run", "port-symbol-errors", part="statistics",
+        later=statistic("rx_pcs_symbol_err_phy: 0", "rx_pcs_symbol_err_phy: 121"), scope=ROCE_PORT),
     port_fault("symbol errors before the run", "port-symbol-error-rate",
         before=mlxlink_value('Symbol Errors" : "0"', 'Symbol Errors" : "3000"')),
     port_fault("few symbol errors before the run", "",

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from agent.benchmarks.links.rdma_ports import fabric_ports
 from collectors.base import Absent, Value, scope
-from collectors.infiniband import InfinibandCollector, parse_rate, parse_state
+from collectors.infiniband import HARDWARE, InfinibandCollector, parse_rate, parse_state
 from tests.fakes import links
 
 Readings = dict[tuple[str, str], Value | Absent]
@@ -180,6 +181,23 @@ def test_raised_counter_changes_only_its_reading(root: Path, name: str) -> None:
     assert changed(root, lambda root: links.set_counter(root, HCA, name, 3)) == {(name.lower(), SCOPE): 3}
 
 
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("seq_err_naks_rcvd", "packet_seq_err"), ("oos_drop_count", "out_of_sequence"), ("rnr_naks_rcvd", "rnr_nak_retry_err"),
+        ("to_retransmits", "local_ack_timeout_err"), ("tx_cnp_pkts", "np_cnp_sent"), ("rx_cnp_pkts", "rp_cnp_handled"),
+        ("cnpSent", "np_cnp_sent"), ("cnpHandled", "rp_cnp_handled"),
+    ],
+)  # fmt: skip
+def test_counter_of_another_driver_has_the_name_of_that_of_mlx5(root: Path, file: str, name: str) -> None:
+    counters = links.port(root, HCA) / "hw_counters"
+    shutil.rmtree(counters)
+    links.write(counters, file, "5\n")
+    values = {key: value for key, value in readings(root).items() if key[1] == SCOPE and key[0] in HARDWARE}
+    assert values.pop((name, SCOPE)) == 5
+    assert {getattr(value, "status", "") for value in values.values()} == {"unsupported"}
+
+
 def test_data_counters_are_converted_to_bytes(root: Path) -> None:
     changes = changed(root, lambda root: links.set_counter(root, HCA, "port_rcv_data", 1 << 40))
     assert changes == {("port_rcv_data", SCOPE): 4 << 40}
@@ -239,6 +257,34 @@ def test_virtual_functions_and_soft_roce_without_a_nic_are_excluded(interface: s
     observed = readings(root)
     assert observed["port_count", "host"] == 2
     assert [key for key in observed if "rxe0" in key[1] or links.IB[0] in key[1]] == []
+
+
+UP, DOWN = ("4: ACTIVE", "5: LinkUp"), ("1: DOWN", "3: Disabled")
+
+
+@pytest.mark.parametrize(
+    ("others", "uplinks"),
+    [
+        ({2: ("pf0vf0", UP), 3: ("pf0vf1", DOWN), 4: (None, DOWN)}, ["1"]),
+        ({2: (None, DOWN), 3: ("p1", UP)}, ["1", "3"]),
+        ({1: ("c1pf0", UP), 2: ("pf0sf0", UP), 3: ("p0", UP)}, ["3"]),
+        ({2: ("p1", DOWN)}, ["1", "2"]),
+        ({1: (None, DOWN), 2: (None, DOWN)}, ["1", "2"]),
+    ],
+    ids=["vf", "two-uplinks", "uplink-last", "two-ports-of-one-adapter", "no-interface"],
+)
+def test_ports_of_representors_are_left_out(
+    root: Path, others: dict[int, tuple[str | None, tuple[str, str]]], uplinks: list[str]
+) -> None:
+    for number, (phys_port_name, state) in others.items():
+        links.add_roce_port(root, number, phys_port_name, state)
+    observed = readings(root)
+    of_adapter = {location for _, location in observed if location.startswith(f"hca={links.ROCE},")}
+    assert of_adapter == {f"hca={links.ROCE},port={number}" for number in uplinks}
+    assert observed["port_count", "host"] == 2 + len(uplinks)
+    links.write(root, f"sys/class/infiniband/{links.ROCE}/node_type", "1: CA\n")
+    measured = [port for port in fabric_ports(True, root) if port.hca == links.ROCE]
+    assert [str(port.number) for port in measured] == uplinks
 
 
 @pytest.mark.parametrize("verbs", [(HCA,), (HCA, "smi1"), ()], ids=["smi-device", "two-adapters", "no-verbs"])

@@ -142,7 +142,22 @@ def test_unknown_speed_is_unsupported(text: str) -> None:
 # ---- excluded interfaces ----
 
 
-@pytest.mark.parametrize("name", ["on USB", "a virtual function", "a port of the switch in the NIC", "InfiniBand"])
+@pytest.mark.parametrize("name", ["p0", "p1", "p0s1", "l1p2", "sfp0", "n0", "swp1s0", ""])
+def test_uplink_of_a_switch_in_the_nic_is_a_nic(root: Path, name: str) -> None:
+    healthy = readings(root)
+    write(root, phys_port_name=name)
+    assert readings(root) == healthy
+
+
+@pytest.mark.parametrize("name", ["pf0vf3", "pf1sf88", "c1pf0vf3", "c1pf0sf1", "c1pf0", "pf0", "p0pf0vf1", "pf0vf-1"])
+def test_representor_is_omitted(root: Path, name: str) -> None:
+    write(root, phys_port_name=name)
+    observed = readings(root)
+    assert observed["nic_count", "host"] == 1
+    assert [key for key in observed if key[1] == SCOPE] == []
+
+
+@pytest.mark.parametrize("name", ["on USB", "a virtual function", "InfiniBand"])
 def test_interface_of_another_kind_is_omitted(root: Path, name: str) -> None:
     device = links.pci(root, links.PLAIN_NIC)
     if name == "on USB":
@@ -150,10 +165,8 @@ def test_interface_of_another_kind_is_omitted(root: Path, name: str) -> None:
         (device / "subsystem").symlink_to("../../../bus/usb")
     elif name == "a virtual function":
         (device / "physfn").symlink_to("..")
-    elif name == "InfiniBand":
-        write(root, type="32")
     else:
-        write(root, phys_port_name="pf0vf3")
+        write(root, type="32")
     observed = readings(root)
     assert observed["nic_count", "host"] == 1
     assert [key for key in observed if key[1] == SCOPE] == []

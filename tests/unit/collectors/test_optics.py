@@ -27,6 +27,8 @@ from tests.fakes import links, optics
 from tests.fakes.host import write_program
 
 MODULE_CAPTURES = sorted(path.name for path in (optics.DATA / "ethtool").glob("*.v*.*"))
+Families = dict[str, dict[str, Value | Absent]]
+"""Name of a reading -> scope -> value."""
 LINK_CAPTURES = sorted(path.name for path in (optics.DATA / "mlxlink").glob("c*"))
 VENDORS = {"ACMEOPTICS", "ACMECOPPER", "ACMEAOC"}
 COPPER = ("osfp-800g-dac-flat", "qsfp28-dac-no-dom", "sfp28-dac")
@@ -220,6 +222,15 @@ def test_errors_of_a_bad_cable_are_in_the_statistics_of_mlx5() -> None:
     assert [readings["raw_errors", str(lane)] for lane in range(1, 5)] == [1201, 8211231, 1100, 1043]
 
 
+@pytest.mark.parametrize("pcs", [0, 812])
+@pytest.mark.parametrize("mac", [0, 911])
+def test_symbol_errors_of_mlx5_are_those_of_its_pcs_or_mac(pcs: int, mac: int) -> None:
+    text = optics.ethtool("ethtool-S-mlx5-healthy.txt")
+    text = text.replace("rx_pcs_symbol_err_phy: 0", f"rx_pcs_symbol_err_phy: {pcs}")
+    text = text.replace("rx_symbol_err_phy: 0", f"rx_symbol_err_phy: {mac}")
+    assert parse_statistics(text)["symbol_errors", ""] == max(pcs, mac)
+
+
 def test_mlx5_statistics_of_a_healthy_port_have_no_errors() -> None:
     readings = parse_statistics(optics.ethtool("ethtool-S-mlx5-healthy.txt"))
     values = {name: value for (name, lane), value in measured(readings).items() if not lane and value}
@@ -402,7 +413,7 @@ def test_first_tool_that_measured_a_reading_wins_and_errors_win_over_unsupported
     assert merged["link_downs", ""] == Absent.unsupported("no tool")
 
 
-def collect(root: Path) -> dict[str, dict[str, Value | Absent]]:
+def collect(root: Path) -> Families:
     """Return name of a reading -> scope -> value, for the ports of the simulated host under `root`."""
     families = OpticsCollector(root, full_snapshot=True).collect()
     return {family.name: {scope(labels): value for labels, value in family.readings} for family in families}
@@ -429,6 +440,19 @@ def test_ports_of_adapters_and_interfaces_are_read_once_each(root: Path) -> None
     assert isinstance(readings["port.counter_age"][f"hca={links.ROCE},port=1"], Absent)
 
 
+def test_uplink_that_is_not_the_first_port_of_its_adapter_is_read_with_mlxlink(root: Path) -> None:
+    """In switchdev mode, the ports of representors may come before that of the uplink."""
+    links.add_roce_port(root, 3, "p0", ("4: ACTIVE", "5: LinkUp"))
+    links.add_roce_port(root, 1, "pf0vf0", ("4: ACTIVE", "5: LinkUp"))
+    assert list(collect(root)["port.raw_ber"]) == [
+        "hca=mlx5_0,port=1",
+        f"hca={links.ROCE},port=3",
+        f"nic={links.ROCE_INTERFACE},port=1",
+        f"nic={links.PLAIN_INTERFACE},port=1",
+    ]
+    assert collect(root)["port.raw_ber"][f"hca={links.ROCE},port=3"] == 2e-10
+
+
 TWIN = "osfp-800g-healthy.v6.15.txt"
 """A module with eight lanes, which two ports with four lanes each can share."""
 SECOND_HALF = (5, 6, 7, 8)
@@ -443,8 +467,17 @@ def twin(dark: Sequence[int], serial: str = "AO2602000001") -> str:
     return re.sub(r"(Rx loss of signal +:) None", rf"\1 [ {flags} ]", text) if dark else text
 
 
-def dark_lanes(root: Path, first: str, second: str, *, links_up: tuple[bool, bool]) -> set[tuple[str, str]]:
-    """Return port and lane of each alarm, if two ports show these modules. `links_up`: whether each port has a link."""
+def silent(lanes: Sequence[int]) -> str:
+    """Return what ethtool prints for the module TWIN if the lasers of these lanes are switched off."""
+    text = optics.ethtool(TWIN)
+    for lane in lanes:
+        text = re.sub(rf"(Transmit avg optical power \(Channel {lane}\)\s*:).*", r"\1 0.0000 mW / -inf dBm", text)
+        text = re.sub(rf"(Laser tx bias current \(Channel {lane}\)\s*:).*", r"\1 0.000 mA", text)
+    return text
+
+
+def show_module(root: Path, first: str, second: str, *, links_up: tuple[bool, bool]) -> Families:
+    """Return the readings of two ports that show these modules. `links_up`: whether each port has a link."""
     for interface, text in ((links.ROCE_INTERFACE, first), (links.PLAIN_INTERFACE, second)):
         optics.set_output(root, interface, "module", text)
     links.write(
@@ -454,11 +487,22 @@ def dark_lanes(root: Path, first: str, second: str, *, links_up: tuple[bool, boo
     )
     links.write(root, str((links.interface(root, links.PLAIN_INTERFACE) / "carrier").relative_to(root)),
                 f"{links_up[1]:d}\n")  # fmt: skip
-    readings = collect(root)
-    lost = {key for key, value in readings["optics.rx_los"].items() if value is True}
-    alarms = {key for key, value in readings["optics.rx_power.alarm"].items() if value == "low"}
-    assert lost == alarms
+    return collect(root)
+
+
+def low_lanes(readings: Families, name: str) -> set[tuple[str, str]]:
+    """Return port and lane of each alarm of a quantity."""
+    alarms = [key for key, value in readings[f"optics.{name}.alarm"].items() if value == "low"]
     return {(key.split(",")[0].split("=")[0], key.rpartition("=")[2]) for key in alarms}
+
+
+def dark_lanes(root: Path, first: str, second: str, *, links_up: tuple[bool, bool]) -> set[tuple[str, str]]:
+    """Return port and lane of each alarm, if two ports show these modules. `links_up`: whether each port has a link."""
+    readings = show_module(root, first, second, links_up=links_up)
+    lost = {key for key, value in readings["optics.rx_los"].items() if value is True}
+    alarms = low_lanes(readings, "rx_power")
+    assert {(key.split(",")[0].split("=")[0], key.rpartition("=")[2]) for key in lost} == alarms
+    return alarms
 
 
 @pytest.mark.parametrize(
@@ -484,6 +528,39 @@ def test_dark_lanes_that_can_belong_to_a_port_without_a_link_have_no_alarm(
 ) -> None:
     """Two ports share the module. Each port uses four of the eight lanes. `alarms`: port and lane of each alarm."""
     assert dark_lanes(root, twin(dark), twin(dark), links_up=links_up) == alarms
+
+
+@pytest.mark.parametrize(
+    ("lanes", "links_up", "alarms"),
+    [
+        (SECOND_HALF, (True, False), ()),
+        (SECOND_HALF, (False, True), ()),
+        (SECOND_HALF, (False, False), ()),
+        (range(1, 9), (False, False), ()),
+        (SECOND_HALF, (True, True), SECOND_HALF),
+        ((5,), (True, True), (5,)),
+        ((5,), (True, False), (5,)),  # the fault that prevents the link
+        ((2, *SECOND_HALF), (True, False), (2, *SECOND_HALF)),
+    ],
+)
+def test_lanes_whose_lasers_are_off_because_a_port_is_disabled_have_no_alarm(
+    root: Path, lanes: Sequence[int], links_up: tuple[bool, bool], alarms: Sequence[int]
+) -> None:
+    """Two ports share the module. The adapter switches the lasers of a disabled port off; the switch still sends light."""
+    readings = show_module(root, silent(lanes), silent(lanes), links_up=links_up)
+    expected = {(port, str(lane)) for port in ("hca", "nic") for lane in alarms}
+    assert (low_lanes(readings, "tx_power"), low_lanes(readings, "bias")) == (expected, expected)
+    assert low_lanes(readings, "rx_power") == set()
+
+
+def test_lasers_of_a_disabled_port_may_be_off() -> None:
+    module = parse_module(silent(range(1, 9)))
+    enabled, disabled = (module.readings(has_link=up) for up in (True, False))
+    for name in ("tx_power", "bias"):
+        assert {enabled[f"{name}.alarm", str(lane)] for lane in range(1, 9)} == {"low"}
+        reason = Absent.unsupported("the port has no link, and no lane sends light")
+        assert {disabled[f"{name}.alarm", str(lane)] for lane in range(1, 9)} == {reason}
+    assert disabled["tx_fault", "1"] is False
 
 
 @pytest.mark.parametrize(

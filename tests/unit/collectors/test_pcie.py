@@ -97,7 +97,7 @@ def test_gpus_adapters_drives_and_nvswitches_are_identified() -> None:
     }
     assert kinds == {
         **dict.fromkeys(links.GPUS, "gpu"),
-        **dict.fromkeys((*links.HCAS, links.ROCE_NIC), "network"),
+        **dict.fromkeys((*links.HCAS, links.ROCE_NIC, links.PLAIN_NIC), "network"),
         **dict.fromkeys(links.DRIVES, "nvme"),
         **dict.fromkeys(links.NVSWITCHES, "nvswitch"),
     }
@@ -302,8 +302,32 @@ def test_removed_device_is_no_longer_reported(root: Path) -> None:
     observed = {
         (family.name, scope(labels)): value for family in collector.collect() for labels, value in family.readings
     }
-    assert observed["pcie.device_count", "host"] == 7
+    assert observed["pcie.device_count", "host"] == 8
     assert [key for key in observed if key[1] == f"pci={GPU}"] == []
+
+
+@pytest.mark.parametrize("lanes", ["1", "4", "8", "255", "0", "?", ""])
+def test_adapter_of_another_vendor_with_fewer_lanes_than_a_fabric_adapter_is_not_read(root: Path, lanes: str) -> None:
+    (links.pci(root, links.PLAIN_NIC) / "max_link_width").write_text(f"{lanes}\n")
+    assert [key for key in readings(root) if key[1] == f"pci={links.PLAIN_NIC}"] == []
+
+
+@pytest.mark.parametrize("vendor", ["0x14e4", "0x8086", "0x1dd8"])
+def test_narrowed_link_of_an_adapter_of_another_vendor_is_found(root: Path, vendor: str) -> None:
+    (links.pci(root, links.PLAIN_NIC) / "vendor").write_text(f"{vendor}\n")
+    assert readings(root)["pcie.narrowed", f"pci={links.PLAIN_NIC}"] is False
+    links.set_link(root, links.PLAIN_NIC, "current", width=8)
+    assert readings(root)["pcie.narrowed", f"pci={links.PLAIN_NIC}"] is True
+
+
+def test_adapter_of_another_vendor_is_nearest_only_if_there_is_none_of_nvidia(root: Path) -> None:
+    for name in ("vendor", "class"):
+        (links.pci(root, links.HCAS[0]) / name).write_text({"vendor": "0x14e4\n", "class": "0x020000\n"}[name])
+    paths = {f"pci={links.GPUS[0]}": "NODE", f"pci={links.GPUS[1]}": "PIX"}
+    assert nic_paths(root) == paths, "only the adapters of NVIDIA count"
+    for address in (links.HCAS[1], links.ROCE_NIC):
+        without(root, address)
+    assert nic_paths(root) == {f"pci={links.GPUS[0]}": "PIX", f"pci={links.GPUS[1]}": "NODE"}
 
 
 # ---- errors ----
@@ -493,8 +517,10 @@ def test_gpu_without_an_adapter_on_its_switch_has_the_path_node_or_sys_or_no_pat
     (links.pci(root, links.ROCE_NIC) / "numa_node").write_text("0\n")
     assert set(nic_paths(root).values()) == {"NODE"}
     without(root, links.ROCE_NIC)
+    without(root, links.PLAIN_NIC)
     assert nic_paths(root) == dict.fromkeys(
-        [f"pci={gpu}" for gpu in links.GPUS[:2]], Absent.unsupported("no NVIDIA network adapter is on the PCI bus")
+        [f"pci={gpu}" for gpu in links.GPUS[:2]],
+        Absent.unsupported("no network adapter of the fabric is on the PCI bus"),
     )
 
 

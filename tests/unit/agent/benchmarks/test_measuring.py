@@ -28,8 +28,9 @@ from agent.sampling.statistics import interval, summarize
 from agent.sampling.telemetry import Telemetry
 from collectors.base import Absent
 from collectors.nvml import GpuSample
+from schemas import documents
 from schemas.benchmarks.hardware import HARDWARE
-from schemas.records import MEASURED, Observation
+from schemas.records import MEASURED, Observation, to_json
 
 
 def context(tmp_path: Path, store: dist.Store | None = None, rank: int = 0, ranks: int = 1, **fields: Any) -> Context:
@@ -468,12 +469,31 @@ def test_settings_that_slow_nccl_on_any_rank_become_a_parameter(monkeypatch: pyt
     monkeypatch.setenv("NCCL_MAX_NCHANNELS", "2")
     monkeypatch.setenv("NCCL_MIN_NCHANNELS", "2")
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
-    log = "NCCL INFO NCCL_PROTO set by environment to LL\nNCCL INFO NCCL_DEBUG set by environment to INFO\n"
-    limits = collective._limiting_settings(context, log)  # type: ignore[arg-type]
-    assert limits == {"nccl_settings": "NCCL_BUFFSIZE=65536; NCCL_MAX_NCHANNELS=2; NCCL_PROTO=LL"}
+    store["nccl_other_settings/1"] = b"NCCL_IB_QPS_PER_CONNECTION=4"
+    selecting = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_GID_INDEX")
+    names = ("NCCL_PROTO", "NCCL_CGA_CLUSTER_SIZE", *selecting)
+    log = "".join(f"NCCL INFO {name} set by environment to LL\n" for name in names)
+    assert collective._nccl_settings(context, log) == {  # type: ignore[arg-type]
+        "nccl_settings": "NCCL_BUFFSIZE=65536; NCCL_MAX_NCHANNELS=2; NCCL_PROTO=LL",
+        "nccl_other_settings": "NCCL_CGA_CLUSTER_SIZE=LL; NCCL_IB_QPS_PER_CONNECTION=4",
+    }
     monkeypatch.delenv("NCCL_MAX_NCHANNELS")
-    store["nccl_settings/1"] = b""
-    assert collective._limiting_settings(context, "") == {}  # type: ignore[arg-type]
+    store |= {"nccl_settings/1": b"", "nccl_other_settings/1": b""}
+    assert collective._nccl_settings(context, "") == {}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("count", [1, 5, 20, 200])
+def test_parameter_with_many_settings_has_a_valid_length(count: int) -> None:
+    settings = [f"NCCL_SETTING_{number}={'x' * 30}" for number in range(count)]
+    text = collective._joined(settings)
+    listed, _, more = text.partition("; and ")
+    assert settings[: len(listed.split("; "))] == listed.split("; ")
+    assert len(listed.split("; ")) + int(more.removesuffix(" more") or 0) == count
+    item = Observation(
+        name="collective.all_reduce.busbw", stage="benchmark", unit="B/s", scope="host", status=MEASURED, value=1.0,
+        params={"nccl_other_settings": text},
+    )  # fmt: skip
+    assert documents.faults(to_json(item), "observation") == []
 
 
 def test_unknown_parts_of_an_nccl_log_are_ignored() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from agent.benchmarks.links.nccl_rdma import nccl_rdma
 from agent.benchmarks.links.rdma_ports import RdmaPort, fabric_ports, nearest_gpu, partner_port
 
 IPV4, IPV6 = "0000:0000:0000:0000:0000:ffff:0a00:0001", "fd00:0000:0000:0000:0000:0000:0000:0001"
@@ -43,7 +44,8 @@ def add_adapter(
     for index, (gid, of_type) in enumerate(gids if layer == "Ethernet" else []):
         write(port / f"gids/{index}", gid)
         write(port / f"gid_attrs/types/{index}", of_type)
-        write(port / f"gid_attrs/ndevs/{index}", f"eth-{hca}")
+    if layer == "Ethernet":
+        write(port / "gid_attrs/ndevs/0", f"eth-{hca}")
 
 
 def reasons(root: Path, *, fabric: bool = True) -> dict[str, str]:
@@ -158,31 +160,83 @@ def test_roce_port_is_measured_only_if_the_inventory_states_a_fabric(tmp_path: P
     assert "rackproof_fabric_gbps" in reasons(tmp_path, fabric=False)["mlx5_0"]
 
 
+VLAN, VLAN_IPV6 = "0000:0000:0000:0000:0000:ffff:0a64:0001", "fd64:0000:0000:0000:0000:0000:0000:0001"
+"""GIDs of a VLAN interface."""
+UNTAGGED_ONLY_LOCAL = [(LOCAL, "IB/RoCE v1"), (LOCAL, "RoCE v2")]
+ON_VLAN = [*UNTAGGED_ONLY_LOCAL, (LOCAL, "IB/RoCE v1"), (LOCAL, "RoCE v2"), (VLAN, "IB/RoCE v1"), (VLAN, "RoCE v2")]
+
+
 @pytest.mark.parametrize(
-    ("gids", "expected"),
+    ("gids", "environment", "expected"),
     [
-        (GIDS, (3, "RoCE v2 IPv4")),
-        ([(FREE, "RoCE v2"), (LOCAL, "RoCE v2"), (IPV6, "RoCE v2")], (2, "RoCE v2 IPv6")),
-        ([(LOCAL, "RoCE v2")], (0, "RoCE v2 link-local")),
-        ([(IPV4, "RoCE v2"), (IPV4, "RoCE v2")], (0, "RoCE v2 IPv4")),
-        ([(IPV4, "IB/RoCE v1"), (FREE, "RoCE v2")], (-1, "")),
-        ([], (-1, "")),
+        (GIDS, {}, (3, "RoCE v2 IPv4")),
+        ([(FREE, "RoCE v2"), (LOCAL, "RoCE v2"), (IPV6, "RoCE v2")], {}, (2, "RoCE v2 IPv6")),
+        ([(LOCAL, "RoCE v2")], {}, (0, "RoCE v2 link-local")),
+        ([(IPV4, "RoCE v2"), (IPV4, "RoCE v2")], {}, (0, "RoCE v2 IPv4")),
+        ([(IPV4, "IB/RoCE v1"), (FREE, "RoCE v2")], {}, (-1, "")),
+        ([("", "RoCE v2"), ("10.0.0.1", "RoCE v2")], {}, (-1, "")),
+        ([], {}, (-1, "")),
+        (ON_VLAN, {}, (5, "RoCE v2 IPv4")),
+        ([(LOCAL, "RoCE v2"), (VLAN, "RoCE v2"), (LOCAL, "RoCE v2")], {}, (1, "RoCE v2 IPv4")),  # Soft-RoCE, Linux 6.1
+        ([*GIDS, (VLAN, "RoCE v2")], {}, (3, "RoCE v2 IPv4")),
+        ([(VLAN, "RoCE v2"), (IPV4, "RoCE v2")], {}, (0, "RoCE v2 IPv4")),
+        ([*UNTAGGED_ONLY_LOCAL, (VLAN_IPV6, "RoCE v2")], {}, (2, "RoCE v2 IPv6")),
+        ([*GIDS, (VLAN, "RoCE v2")], {"NCCL_IB_ADDR_RANGE": "10.100.0.0/16"}, (4, "RoCE v2 IPv4")),
+        ([*GIDS, (VLAN, "RoCE v2")], {"NCCL_IB_ADDR_RANGE": "10.100.0.0"}, (3, "RoCE v2 IPv4")),
+        ([*GIDS, (VLAN, "RoCE v2")], {"NCCL_IB_ADDR_RANGE": "192.168.0.0/16"}, (-1, "")),
+        ([*GIDS, (IPV6, "RoCE v2")], {"NCCL_IB_ADDR_FAMILY": "AF_INET6"}, (4, "RoCE v2 IPv6")),
+        (
+            [(IPV6, "RoCE v2"), (VLAN_IPV6, "RoCE v2")],
+            {"NCCL_IB_ADDR_FAMILY": "AF_INET6", "NCCL_IB_ADDR_RANGE": "fd64::/16"},
+            (1, "RoCE v2 IPv6"),
+        ),
+        (GIDS, {"NCCL_IB_ROCE_VERSION_NUM": "1"}, (2, "RoCE v1 IPv4")),
+        ([*GIDS, (VLAN, "RoCE v2")], {"NCCL_IB_GID_INDEX": "4"}, (4, "RoCE v2 IPv4")),
+        (GIDS, {"NCCL_IB_GID_INDEX": "0"}, (0, "RoCE v1 link-local")),
+        (GIDS, {"NCCL_IB_GID_INDEX": "9"}, (9, "unknown")),
+        (GIDS, {"NCCL_IB_GID_INDEX": "-1"}, (3, "RoCE v2 IPv4")),
+        (GIDS, {"NCCL_IB_GID_INDEX": ""}, (3, "RoCE v2 IPv4")),
     ],
 )
-def test_gid_is_the_best_roce_v2_address_of_the_interface(
-    tmp_path: Path, gids: list[tuple[str, str]], expected: tuple[int, str]
+def test_roce_port_is_measured_with_the_gid_of_nccl(
+    tmp_path: Path, gids: list[tuple[str, str]], environment: dict[str, str], expected: tuple[int, str]
 ) -> None:
     add_adapter(tmp_path, "mlx5_0", "15", layer="Ethernet", gids=gids)
-    (port,) = fabric_ports(True, tmp_path)
+    (port,) = fabric_ports(True, tmp_path, nccl=nccl_rdma(environment))
     assert (port.gid_index, port.gid_type) == expected
     assert bool(port.unusable) == (expected[0] < 0)
+    if "NCCL_IB_ADDR_RANGE" in environment and port.unusable:
+        assert environment["NCCL_IB_ADDR_RANGE"] in port.unusable
 
 
-def test_gid_of_another_interface_is_not_used(tmp_path: Path) -> None:
-    add_adapter(tmp_path, "mlx5_0", "15", layer="Ethernet", gids=[(LOCAL, "RoCE v2"), (IPV4, "RoCE v2")])
-    write(tmp_path / "sys/class/infiniband/mlx5_0/ports/1/gid_attrs/ndevs/1", "eth0.100")
-    (port,) = fabric_ports(True, tmp_path)
-    assert (port.gid_index, port.gid_type) == (0, "RoCE v2 link-local")
+@pytest.mark.parametrize(
+    ("selection", "measured"),
+    [
+        ("", {"mlx5_0", "mlx5_1", "mlx5_10"}),
+        ("mlx5_1", {"mlx5_1", "mlx5_10"}),
+        ("=mlx5_1", {"mlx5_1"}),
+        ("^mlx5_1", {"mlx5_0"}),
+        ("^=mlx5_1", {"mlx5_0", "mlx5_10"}),
+        ("mlx5_0:1,mlx5_10:1", {"mlx5_0", "mlx5_10"}),
+        ("mlx5_0:2,mlx5_10", {"mlx5_10"}),
+        ("^mlx5_0:2", {"mlx5_0", "mlx5_1", "mlx5_10"}),
+    ],
+)
+def test_only_ports_that_nccl_uses_are_measured(tmp_path: Path, selection: str, measured: set[str]) -> None:
+    for hca, bus in (("mlx5_0", "15"), ("mlx5_1", "35"), ("mlx5_10", "55")):
+        add_adapter(tmp_path, hca, bus)
+    ports = fabric_ports(True, tmp_path, nccl=nccl_rdma({"NCCL_IB_HCA": selection}))
+    assert {port.hca for port in ports if not port.unusable} == measured
+    assert [port.rail for port in ports] == [0, 1, 2], "the selection must not shift the rails"
+    assert all(f"NCCL_IB_HCA is {selection}" in port.unusable for port in ports if port.hca not in measured)
+
+
+def test_roce_ports_that_nccl_uses_are_measured_beside_infiniband_ports_of_a_storage_network(tmp_path: Path) -> None:
+    add_adapter(tmp_path, "mlx5_0", "15", layer="Ethernet", rate="400 Gb/sec (4X NDR)")
+    add_adapter(tmp_path, "mlx5_8", "35", rate="800 Gb/sec (4X XDR)")
+    assert reasons(tmp_path)["mlx5_0"].endswith("it is Ethernet, and the host has InfiniBand ports")
+    first, second = fabric_ports(True, tmp_path, nccl=nccl_rdma({"NCCL_IB_HCA": "^mlx5_8"}))
+    assert (first.unusable, bool(second.unusable)) == ("", True)
 
 
 def test_adapter_whose_name_is_not_valid_in_a_scope_is_left_out(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import stat
 import sys
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ import pytest
 from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
 
 from agent.benchmarks.links import perftest_run, rdma_ports, verbs, verbs_pairs
+from agent.benchmarks.links.nccl_rdma import nccl_rdma
 from agent.benchmarks.links.perftest_run import Installation, VerbsTest
 from schemas.catalogue import settings
 from tests.rank_context import Recorder, SharedStore
@@ -528,7 +530,7 @@ def test_client_has_the_arguments_of_the_server_and_its_address() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layer", "environment", "option"),
+    ("layer", "environment", "options"),
     [
         ("InfiniBand", {"NCCL_IB_PKEY": "1"}, ["--pkey_index=1"]),
         ("InfiniBand", {"NCCL_IB_PKEY": "0x2"}, ["--pkey_index=2"]),
@@ -539,36 +541,45 @@ def test_client_has_the_arguments_of_the_server_and_its_address() -> None:
         ("InfiniBand", {"NCCL_IB_PKEY": "-1"}, []),
         ("InfiniBand", {"NCCL_IB_PKEY": ""}, []),
         ("InfiniBand", {}, []),
-        ("Ethernet", {"NCCL_IB_PKEY": "1"}, []),
+        ("InfiniBand", {"NCCL_IB_SL": "2", "NCCL_IB_TC": "106", "NCCL_IB_GID_INDEX": "3"}, ["--sl=2"]),
+        ("Ethernet", {"NCCL_IB_PKEY": "1"}, ["-x", "3"]),
+        ("Ethernet", {"NCCL_IB_SL": "3", "NCCL_IB_TC": "0x6a"}, ["-x", "3", "--sl=3", "--tclass=106"]),
+        ("Ethernet", {"NCCL_IB_SL": "-1", "NCCL_IB_TC": "-1"}, ["-x", "3"]),
+        ("Ethernet", {"NCCL_IB_GID_INDEX": "1"}, ["-x", "1"]),
     ],
 )
-def test_infiniband_port_is_measured_with_the_partition_key_of_nccl(
-    tmp_path: Path, layer: str, environment: dict[str, str], option: list[str]
+def test_port_is_measured_with_the_settings_of_nccl(
+    tmp_path: Path, layer: str, environment: dict[str, str], options: list[str]
 ) -> None:
     add_adapter(tmp_path, "mlx5_0", "15", layer=layer)
-    (port,) = rdma_ports.fabric_ports(True, tmp_path, pkey_index=verbs.nccl_pkey_index(environment))
+    (port,) = rdma_ports.fabric_ports(True, tmp_path, nccl=nccl_rdma(environment))
+    (plain,) = rdma_ports.fabric_ports(True, tmp_path)
     for figure in ("bandwidth", "latency", "message_rate"):
-        arguments = VerbsTest(figure=figure).arguments(port, 20000)
-        assert [item for item in arguments if "pkey" in item] == option
+        test = VerbsTest(figure=figure)
+        for server in ("", "10.0.0.2"):
+            usual = test.arguments(replace(plain, link_layer="InfiniBand"), 20000, server=server)
+            arguments = test.arguments(port, 20000, server=server)
+            start = arguments.index("-s") + 2  # after the size of the messages
+            end = len(arguments) - len(usual) + start
+            assert (arguments[start:end], arguments[:start] + arguments[end:]) == (options, usual)
 
 
 @pytest.mark.parametrize(("environment", "index"), [({}, 5), ({"NCCL_IB_PKEY": "1"}, 1), ({"NCCL_IB_PKEY": ""}, 0)])
-def test_partition_key_of_nccl_is_that_of_its_configuration_file_if_the_environment_has_none(
+def test_settings_of_nccl_are_those_of_its_configuration_file_if_the_environment_has_none(
     tmp_path: Path, environment: dict[str, str], index: int
 ) -> None:
     (tmp_path / "nccl.conf").write_text("# partition of the job\nNCCL_IB_PKEY=5\n")
-    configured = {"NCCL_CONF_FILE": str(tmp_path / "nccl.conf"), **environment}
-    assert verbs.nccl_pkey_index(configured) == index
+    assert nccl_rdma({"NCCL_CONF_FILE": str(tmp_path / "nccl.conf"), **environment}).pkey_index == index
 
 
-def test_partition_key_of_nccl_is_read_from_the_environment_of_the_rank(
+def test_settings_of_nccl_are_read_from_the_environment_of_the_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NCCL_IB_PKEY", "3")
     requested: list[Any] = []
-    monkeypatch.setattr(verbs, "fabric_ports", lambda *_, **options: requested.append(options["pkey_index"]) or [])
+    monkeypatch.setattr(verbs, "fabric_ports", lambda *_, **options: requested.append(options["nccl"]) or [])
     verbs.run(context_of(tmp_path, "h1", ["h1"], "benchmark", {}), QUICK)  # type: ignore[arg-type]
-    assert requested == [3]
+    assert [settings.pkey_index for settings in requested] == [3]
 
 
 PORT = rdma_ports.RdmaPort(

@@ -272,6 +272,18 @@ def test_other_verdicts_are_not_explained_by_settings_of_nccl(observed: Observat
     assert with_nccl_settings(host_view(observed), verdict, [verdict]) == verdict
 
 
+def test_slow_communication_names_other_settings_of_nccl_and_keeps_its_action() -> None:
+    names = "NCCL_CGA_CLUSTER_SIZE=0; NCCL_PXN_DISABLE=1"
+    observed = builders.observation("collective.all_reduce.busbw", 1.0, size_bytes=8, nccl_other_settings=names)
+    verdict = slow_collective(operator="ge", unit="B/s")
+    explained = with_nccl_settings(host_view(observed), verdict, [verdict])
+    assert explained.action == verdict.action
+    assert explained.reason.startswith(verdict.reason)
+    assert f"NCCL has the settings {names}: if they are not needed, measure again without them" in explained.reason
+    limited = limited_collective(nccl_other_settings=names)
+    assert names not in with_nccl_settings(host_view(limited), verdict, [verdict]).reason
+
+
 def test_bad_link_keeps_the_action_in_spite_of_settings_of_nccl() -> None:
     verdict = slow_collective(operator="ge", unit="B/s")
     link = slow_collective(name="gpu.nvlink.active_links")

@@ -196,6 +196,12 @@ HEALTHY = {
     },
     "two switches in turn": alternating(8, rails=8, switches=2),
     "pods of different sizes": {**rail_optimized(14, rails=4, pod=1), **rail_optimized(5, rails=4)},
+    "two rails in pods": rail_optimized(24, rails=2, hosts_in_pod=8),
+    "two rails in pods of four": rail_optimized(16, rails=2, hosts_in_pod=4),
+    "three rails in pods": rail_optimized(24, rails=3, hosts_in_pod=8),
+    "two planes of two rails": two_planes(16, rails=2),
+    "mixed groups of two rails": mixed_groups(16, rails=2),
+    "mixed groups of three rails": mixed_groups(24, rails=3),
     "one NIC": rail_optimized(8, rails=1),
     "one NIC in racks": top_of_rack(9, rails=1),
 }
@@ -220,7 +226,9 @@ def test_regular_fabric_is_compared(name: str) -> None:
     assert wiring.summary == f"{len(HEALTHY[name])} of {len(HEALTHY[name])} ports cabled as on similar hosts"
 
 
-@pytest.mark.parametrize("name", ["rails", "rails in pods", "three hosts", "two rails", "planes"])
+@pytest.mark.parametrize(
+    "name", ["rails", "rails in pods", "three hosts", "two rails", "planes", "two rails in pods", "three rails in pods"]
+)
 @pytest.mark.parametrize("seed", range(4))
 def test_two_swapped_cables_of_a_host_are_one_cause_that_names_both(name: str, seed: int) -> None:
     cables, draw = HEALTHY[name], random.Random(seed)  # noqa: S311 - no secret
@@ -326,6 +334,40 @@ def test_exchanged_ports_do_not_pass_if_more_than_a_third_of_the_hosts_have_exch
     assert {scope for _, scope in passed} == {f"nic=ens{rail}np0" for rail in (3, 4, 5)}
 
 
+@pytest.mark.parametrize("bonded", [False, True])
+@pytest.mark.parametrize("hosts_in_pod", [4, 8])
+@pytest.mark.parametrize("seed", range(3))
+def test_cable_of_another_pod_makes_a_host_with_two_cables_inconclusive(
+    hosts_in_pod: int, seed: int, bonded: bool
+) -> None:
+    """One of the two cables is at the switch of its rail in another pod. Nothing shows in which pod the host is."""
+    draw, count = random.Random(seed), 3 * hosts_in_pod  # noqa: S311 - no secret
+    rail, first = draw.randrange(2), draw.randrange(hosts_in_pod)
+    ends = [hosts_of(count)[number] for number in (first, draw.randrange(hosts_in_pod, count))]
+    cables = swap(rail_optimized(count, rails=2, hosts_in_pod=hosts_in_pod), (ends[0], rail), (ends[1], rail))
+    bond = "bond0" if bonded else ""
+    hosts = [replace(host, links=tuple(replace(link, bond=bond) for link in host.links)) for host in links(cables)]
+    wiring = judge_links(plan_of(hosts=count), hosts)
+    found = {(host, f"nic=ens{number}np0", INCONCLUSIVE) for host in ends for number in range(2) if not bonded}
+    assert not_passing(wiring) == found
+    for cause in causes_of(wiring):
+        assert (cause.problem, cause.verdict, len(cause.parts)) == ("swapped-cables", INCONCLUSIVE, 2)
+        assert all(f"at {' '.join(cables[cause.host, number])}" in cause.why for number in range(2))
+        assert "manifest" in handling(cause).now
+
+
+@pytest.mark.parametrize("rails", [2, 3])
+def test_exchange_in_one_pod_is_inconclusive_if_the_hosts_of_other_pods_have_rails(rails: int) -> None:
+    cables = rail_optimized(16, rails=rails, hosts_in_pod=4)
+    for host in ("h02", "h03"):
+        cables = swap(cables, (host, 0), (host, 1))
+    wiring = compare_hosts(cables)
+    expected = {(host, f"nic=ens{rail}np0", INCONCLUSIVE) for host in hosts_of(4) for rail in range(2)}
+    assert not_passing(wiring) == expected
+    (cause,) = causes_of(wiring)
+    assert (cause.problem, len(cause.hosts), cause.verdict) == ("swapped-cables", 4, INCONCLUSIVE)
+
+
 def test_cables_without_a_clear_majority_of_one_order_are_one_cause_and_the_hosts_are_incomplete() -> None:
     plan, cables = plan_of(hosts=8), rail_optimized(8, rails=4)
     for host in ("h01", "h02", "h03"):
@@ -336,7 +378,10 @@ def test_cables_without_a_clear_majority_of_one_order_are_one_cause_and_the_host
     (cause,) = report.causes
     assert (cause.problem, cause.verdict, len(cause.hosts), len(cause.parts)) == ("swapped-cables", INCONCLUSIVE, 8, 16)
     ports = "NIC dev1 of h01, NIC dev1 of h02, NIC dev1 of h03, NIC dev1 of h04 and 12 more"
-    assert cause.title == f"{ports} may have swapped cables: other hosts have the same switches in another order"
+    assert (
+        cause.title
+        == f"{ports} may have swapped cables: other hosts have these switches in another order or combination"
+    )
     assert cause.why == (
         "8 hosts have the same switches at NIC dev1 and NIC dev2, but in different orders: 5 have leaf0-1 and leaf0-2 (h04, h05, "
         "h06, h07 and 1 more); 3 have leaf0-2 and leaf0-1 (h01, h02, h03). No clear majority of hosts shows which order is right"
