@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from schemas.baselines import Change
 from schemas.records import ERROR, SKIPPED, UNSUPPORTED, Gpu, Launch, Observation, Value
+from schemas.run_directory import record_name
 from schemas.scopes import Scope
 from schemas.timeline import Soak
 from schemas.waivers import Waiver
@@ -265,7 +266,7 @@ class HostReport:
     rack: str
     decision: str
     record: str
-    """Path of the host's record within the run directory."""
+    """Path of the host's record within the run directory. It does not have the launches of a gang."""
     coverage: Coverage
     gpus: tuple[Gpu, ...] = ()
     software: Mapping[str, str] = field(default_factory=dict)
@@ -280,6 +281,13 @@ class HostReport:
     """Its network adapters; empty if the report has no measurements of the host."""
     soak: Soak | None = None
     """Its soak, with fewer buckets than in the record."""
+    gang: str = ""
+    """Its gang in the plan; empty if it is in none."""
+
+    @property
+    def gang_record(self) -> str:
+        """Path of its record of the launches of its gang; empty if it is in no gang."""
+        return record_name(self.name, self.gang) if self.gang else ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,7 @@ from fleet.report.tables.figure import detailed_hosts
 from fleet.report.tables.reasons import Reason, next_command, reasons
 from fleet.report.tables.verdict_rows import VerdictRow, merge_verdicts
 from fleet.report.tables.versions import version_order
+from schemas.readings import BMC
 from schemas.records import Launch
 from schemas.reports import (
     ACCEPTED,
@@ -38,6 +39,8 @@ from schemas.reports import (
     HostReport,
     Verdict,
 )
+from schemas.run_directory import BMCS
+from schemas.stages import GANG_STAGES
 
 _DECISIONS = (ACCEPTED, REJECTED, INCOMPLETE)
 _MAX_ROWS = 600
@@ -240,7 +243,7 @@ def _page(
     return {
         "coverage": number(_coverage_sentence(host)),
         "counts": [kinds[FAIL], kinds[INCONCLUSIVE], kinds[PASS]],
-        "record": number(host.record),
+        "records": numbers(filter(None, (host.record, host.gang_record))),
         "events": numbers(host.events),
         "gpus": [
             [
@@ -285,7 +288,7 @@ def _reason(run_id: str, host: HostReport, reason: Reason, table: TextTable) -> 
     """
     what, command = next_command(reason, run_id)
     planned = reason.criterion == "plan"
-    evidence = ", ".join(part for part in (host.record, reason.stage and f"stage {reason.stage}") if part)
+    evidence = ", ".join(part for part in (_record_of(host, reason), reason.stage and f"stage {reason.stage}") if part)
     texts = (
         *(reason.title, reason.action, reason.scope, reason.serial, reason.name, reason.params, reason.stage),
         *(reason.value, reason.wanted, reason.margin if reason.margin != NONE else ""),
@@ -297,6 +300,13 @@ def _reason(run_id: str, host: HostReport, reason: Reason, table: TextTable) -> 
         *filter(None, (reason.seen,)),
     )
     return [STATES.get(reason.verdict, "i"), reason.count, *table.numbers(texts)]
+
+
+def _record_of(host: HostReport, reason: Reason) -> str:
+    """Return the path of the record with the reading or figure of the leading verdict."""
+    if reason.name.startswith(BMC):
+        return f"{BMCS}/{host.name}.json"
+    return host.gang_record if reason.stage in GANG_STAGES and host.gang else host.record
 
 
 def _row(row: VerdictRow, table: TextTable) -> list[Any]:
