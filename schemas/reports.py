@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from schemas.baselines import Change
 from schemas.records import ERROR, SKIPPED, UNSUPPORTED, Gpu, Launch, Observation, Value
 from schemas.run_directory import record_name
 from schemas.scopes import Scope
+from schemas.stages import SOAK
 from schemas.timeline import Soak
 from schemas.waivers import Waiver
 
@@ -567,6 +569,11 @@ class FleetReport:
     def mark(self) -> str:
         """`SIMULATED` or `REHEARSAL`, which every view shows before the decision; empty if hardware was tested."""
         return mark(simulated=self.simulated, rehearsal=self.rehearsal)
+
+    @cached_property
+    def has_soak(self) -> bool:
+        """Whether the run has a soak. It is a field of its hosts; if none was measured, their verdicts have its stage."""
+        return any(host.soak for host in self.hosts) or any(verdict.stage == SOAK for verdict in self.verdicts)
 
 
 def mark(*, simulated: bool, rehearsal: bool) -> str:

@@ -136,14 +136,19 @@ def reset_command(reason: Reason, address: str) -> str:
     return f"ssh {host} sudo nvidia-smi --gpu-reset -i {shell_word(address)}" if is_reset else ""
 
 
-def next_command(reason: Reason, run_id: str) -> tuple[str, str]:
+def next_command(reason: Reason, run_id: str, measure_all: str) -> tuple[str, str]:
     """Return what the next command does, in words, and the command.
 
     If the part is returned to its vendor, the command writes the RMA package. If the leading verdict is on a reading of a host,
-    the command runs `rackproof doctor` on this host. Otherwise, it measures again: all hosts if the leading verdict is on a launch
-    or figure of a gang, because one host alone has no partners; else the first _MAX_HOSTS hosts of the cause.
+    the command runs `rackproof doctor` on this host. Otherwise, it measures again: all hosts if the leading verdict is on a
+    launch or figure of a gang, because one host alone has no partners; else the first _MAX_HOSTS hosts of the cause.
 
     Both texts are empty if the parts were measured but compared with nothing: no command would change that.
+
+    Args:
+        reason: the cause.
+        run_id: the run.
+        measure_all: the command that measures all hosts again (`playbook_command`).
     """
     if reason.verdict == INCONCLUSIVE and reason.action in COMPARE.values():
         return "", ""
@@ -155,13 +160,10 @@ def next_command(reason: Reason, run_id: str) -> tuple[str, str]:
     if reason.name in READINGS and not is_of_bmc:
         return "Then check it on the host", f"ssh {host} sudo /opt/rackproof/bin/rackproof doctor"
     if reason.stage in GANG_STAGES and not is_of_bmc:
-        return "Then measure again with all hosts", "ansible-playbook -i INVENTORY playbooks/acceptance.yml"
+        return "Then measure again with all hosts", measure_all
     hosts = shell_word(",".join(reason.hosts[:_MAX_HOSTS]), limit=_MAX_HOSTS * TEXT_LIMIT)
     which = f" (the first {_MAX_HOSTS} of {len(reason.hosts)} hosts)" if len(reason.hosts) > _MAX_HOSTS else ""
-    return (
-        f"Then measure again{which}",
-        f"ansible-playbook -i INVENTORY playbooks/acceptance.yml --limit {hosts}",
-    )
+    return f"Then measure again{which}", f"{measure_all} --limit {hosts}"
 
 
 def _worst_figure(group: Sequence[Verdict]) -> tuple[Verdict, ...]:

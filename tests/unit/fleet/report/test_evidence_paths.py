@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from fleet.report.html.page import render_html
 from fleet.report.run_report import report_of
 from fleet.simulate.fleet import Fleet, place_faults, write_run
 from schemas.reports import FAIL, FleetReport
+from schemas.stages import SOAK
+from schemas.timeline import Soak
 
-PLAYBOOK = "ansible-playbook -i INVENTORY playbooks/acceptance.yml"
+PLAYBOOK = "ansible-playbook -i INVENTORY playbooks/acceptance.yml -e rackproof_profile=smoke"
 FAULTS = {
     "slow_hbm:r01-h01:0": (
         "hosts/r01-h01.json, stage benchmark",
@@ -73,3 +76,17 @@ def test_page_names_all_records_of_a_host_in_a_gang(run: Path, report: FleetRepo
         paths = [data["texts"][number] for number in page["records"]]
         assert paths == [f"hosts/{name}.json", f"gangs/r01/{name}.json"]
         assert all((run / path).exists() for path in paths)
+
+
+@pytest.mark.parametrize("evidence", ["a soak", "no record"])
+def test_next_command_of_a_burn_in_has_its_playbook_and_profile(evidence: str, report: FleetReport) -> None:
+    """If no host has a record with a soak, the stage of the verdicts shows that the run had one."""
+    if evidence == "a soak":
+        soak = Soak(began=report.began, planned_s=60.0, soaked_s=60.0, finished=1)
+        burn_in = replace(report, hosts=tuple(replace(host, soak=soak) for host in report.hosts))
+    else:
+        burn_in = replace(report, verdicts=tuple(replace(verdict, stage=SOAK) for verdict in report.verdicts))
+    texts = embedded(replace(burn_in, profile="my soak.yml"))["texts"]
+    commands = [text for text in texts if text.startswith("ansible-playbook")]
+    assert commands
+    assert all("playbooks/burnin.yml -e rackproof_profile='my soak.yml'" in command for command in commands)
