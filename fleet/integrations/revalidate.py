@@ -112,10 +112,7 @@ def _directory(options: argparse.Namespace) -> Path:
     a new run is started instead, and its id also has the time of day.
     """
     now = datetime.now(UTC)
-    try:
-        run_id = f"{options.name}-{now.strftime(options.date)}"
-    except ValueError as error:
-        raise UsageError(f"--date {options.date!r}: {error}: give a format of strftime, such as %Y%m%d") from None
+    run_id = f"{options.name}-{now.strftime(options.date)}"
     directory: Path = options.runs.absolute() / run_id
     if not scheduler.NAME.fullmatch(run_id):
         raise UsageError(

@@ -461,6 +461,7 @@ LATIN_1 = os.fsdecode("Übergabe".encode("latin-1"))
         ("rma", "r1", "--serial", "1", "--reason", LATIN_1),
         ("report", "r1", "--criteria", LATIN_1),
         ("simulate", LATIN_1),
+        ("revalidate", "-i", "x", "--date", LATIN_1),
     ],
 )
 def test_text_in_another_encoding_is_named(call_verb: CallVerb, reported_run: Path, arguments: tuple[str, ...]) -> None:
