@@ -11,6 +11,7 @@ from typing import Any
 from schemas import documents
 from schemas.errors import UsageError
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _NUMBER = re.compile(r"-(\d+|\d*\.\d+)")
 _OPTION_LINE = re.compile(r"^  (-.*?)(?:  |$)", re.MULTILINE)
 _OPTION = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
@@ -46,7 +47,20 @@ class Parser(argparse.ArgumentParser):
                 self._is_second_pass = False
         if extra:
             self.error(f"unexpected argument {extra[0]!r}")
+        self._refuse_broken_text(options)
         return options, extra
+
+    def _refuse_broken_text(self, options: argparse.Namespace) -> None:
+        """Report the text of an option that is not in the encoding of the locale, such as Latin-1 text in a UTF-8 locale.
+
+        Such a text cannot be written to a file or a notification. Paths of runs may have any bytes.
+        """
+        for action in self._actions:
+            value = getattr(options, action.dest, None) if action.option_strings else None
+            for text in value if isinstance(value, list) else [value]:
+                if isinstance(text, str) and not text.isprintable() and _SURROGATE.search(text):
+                    encoding = sys.getfilesystemencoding().upper()
+                    self.error(f"argument {action.option_strings[-1]}: {text!r} is not {encoding} text")
 
     def _ends_with_list(self) -> bool:
         """Return whether there are several positional arguments, of which the last is a list that may be empty."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from schemas.baselines import Change
 from schemas.records import ERROR, SKIPPED, UNSUPPORTED, Gpu, Launch, Observation, Value
+from schemas.run_directory import record_name
 from schemas.scopes import Scope
+from schemas.stages import SOAK
 from schemas.timeline import Soak
 from schemas.waivers import Waiver
 
@@ -267,7 +270,7 @@ class HostReport:
     rack: str
     decision: str
     record: str
-    """Path of the host's record within the run directory."""
+    """Path of the host's record within the run directory. It does not have the launches of a gang."""
     coverage: Coverage
     gpus: tuple[Gpu, ...] = ()
     software: Mapping[str, str] = field(default_factory=dict)
@@ -282,6 +285,13 @@ class HostReport:
     """Its network adapters; empty if the report has no measurements of the host."""
     soak: Soak | None = None
     """Its soak, with fewer buckets than in the record."""
+    gang: str = ""
+    """Its gang in the plan; empty if it is in none."""
+
+    @property
+    def gang_record(self) -> str:
+        """Path of its record of the launches of its gang; empty if it is in no gang."""
+        return record_name(self.name, self.gang) if self.gang else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -561,6 +571,11 @@ class FleetReport:
     def mark(self) -> str:
         """`SIMULATED` or `REHEARSAL`, which every view shows before the decision; empty if hardware was tested."""
         return mark(simulated=self.simulated, rehearsal=self.rehearsal)
+
+    @cached_property
+    def has_soak(self) -> bool:
+        """Whether the run has a soak. It is a field of its hosts; if none was measured, their verdicts have its stage."""
+        return any(host.soak for host in self.hosts) or any(verdict.stage == SOAK for verdict in self.verdicts)
 
 
 def mark(*, simulated: bool, rehearsal: bool) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from fleet.criteria_lint.checked_packs import checked_packs
 from fleet.diff.against_baseline import criteria_of
 from fleet.diff.comparison import Comparison, compare
+from fleet.judge.criteria import located_packs
 from fleet.judge.gpu_identity import shared_serials
 from fleet.records import baseline_store
 from fleet.records.host_state import HostState, accepted_state, host_state, merge_states
@@ -39,7 +40,7 @@ def compare_runs(earlier: Sequence[Path], last: Path, criteria: Sequence[str]) -
     old, name = _earlier_states(earlier, run)
     shared = {host: state.shared for host, state in old.items()}
     new = {host: host_state(evidence, shared.get(host, frozenset())) for host, evidence in run.evidence.items()}
-    packs = checked_packs([*run.plan.criteria, *criteria])
+    packs = checked_packs(located_packs(run.plan.criteria, criteria).values())
     by_host = {host.name: criteria_of(run.plan, host, run.evidence[host.name], packs) for host in run.plan.hosts}
     comparison = compare(old, new, by_host)
     if not comparison.compared:

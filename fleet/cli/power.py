@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fleet.criteria_lint.checked_packs import checked_packs
-from fleet.judge.criteria import Pack
+from fleet.judge.criteria import Pack, located_packs
 from fleet.judge.detection import Detection, detection
 from fleet.judge.pack_selection import criteria_by_id
 from fleet.judge.planted_faults import PATTERNS, comparisons
@@ -87,7 +87,7 @@ def call(options: argparse.Namespace) -> int:
     if options.markdown and not options.pool:
         raise UsageError("--markdown prints the tables of pooled runs: give --pool too")
     runs = [load(directory) for directory in options.run_dirs]
-    packs = checked_packs([*runs[0].plan.criteria, *options.criteria])
+    packs = checked_packs(located_packs(runs[0].plan.criteria, options.criteria).values())
     _refuse_repeated_runs(runs)
     pairs = [(run.plan, run.evidence) for run in runs]
     estimate = None if options.pool else power(pairs, packs)

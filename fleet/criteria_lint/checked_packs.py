@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from fleet.criteria_lint.lint import lint
 from fleet.judge.criteria import Pack, read_packs
 from schemas.errors import UsageError
 
 
-def checked_packs(names: Sequence[str]) -> tuple[Pack, ...]:
+def checked_packs(names: Iterable[str]) -> tuple[Pack, ...]:
     """Return the shipped packs and the named ones.
 
     Raises:

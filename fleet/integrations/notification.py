@@ -13,7 +13,7 @@ from fleet.quantities import counted
 from fleet.records.load import REPORT_BYTES, require_run
 from fleet.report.formatting import cause_action
 from schemas import documents
-from schemas.errors import RunError, UsageError
+from schemas.errors import RunError, UsageError, printable
 from schemas.plans import Plan
 from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, PASS, REJECTED, LineKind, VerdictKind, mark
 from schemas.run_directory import PAGE, RunDirectory
@@ -71,7 +71,7 @@ def payload(report: Mapping[str, Any], plan: Plan, *, link: str, directory: Path
         directory: the run directory.
     """
     outcome, busy = state(report, plan)
-    page_location = f"{link.rstrip('/')}/{plan.run_id}/{PAGE}" if link else str(RunDirectory(directory).page.absolute())
+    page_location = f"{link.rstrip('/')}/{plan.run_id}/{PAGE}" if link else _path(RunDirectory(directory).page)
     names = [*busy][:MAX_HOSTS] + ([f"{len(busy) - MAX_HOSTS} more"] if len(busy) > MAX_HOSTS else [])
     decision = f"{mark(simulated=plan.simulated, rehearsal=plan.rehearsal)} {report['decision']}".strip()
     head = f"{decision}: run {plan.run_id}, profile {plan.profile}, {counted(len(plan.hosts), 'host')}"
@@ -101,12 +101,13 @@ def payload(report: Mapping[str, Any], plan: Plan, *, link: str, directory: Path
 def failure(why: str, directory: Path) -> dict[str, Any]:
     """Return the notification that a run has no report. `why` is the reason, `directory` is the run directory."""
     drained, what = scheduler.still_drained(directory), _plain(why)
-    lines = [f"incomplete: run {directory.name} has no report: {what}", *_drained_lines(drained, directory)]
+    name = printable(directory.name)
+    lines = [f"incomplete: run {name} has no report: {what}", *_drained_lines(drained, directory)]
     return {
         "text": "\n".join(map(_plain, lines)),
         "state": INCOMPLETE,
         "decision": INCOMPLETE,
-        "run_id": directory.name,
+        "run_id": name,
         "busy": {},
         "drained": drained,
         "summary": [what],
@@ -116,7 +117,7 @@ def failure(why: str, directory: Path) -> dict[str, Any]:
 def _drained_lines(drained: Sequence[str], directory: Path) -> list[str]:
     """Return a line that names the hosts that the run left drained, and how to resume them; empty if there are none."""
     left = [*drained[:MAX_HOSTS], *([f"{len(drained) - MAX_HOSTS} more"] if len(drained) > MAX_HOSTS else [])]
-    resume = f"rackproof scheduler resume --run-dir {directory.absolute()}"
+    resume = f"rackproof scheduler resume --run-dir {_path(directory)}"
     return [f"STILL DRAINED in the scheduler: {', '.join(left)}: {resume}"] if drained else []
 
 
@@ -163,6 +164,11 @@ def _cause(cause: Mapping[str, Any]) -> str:
     action = cause_action(cause["verdict"], cause.get("action", "none"), cause.get("problem", ""))
     why = f": {cause['why']}" if cause.get("why") else ""
     return f"{word}: {cause['title']}{serial}{why}{f'; {action}' if action else ''}"
+
+
+def _path(path: Path) -> str:
+    """Return the absolute path as text. Bytes that are not UTF-8 are escaped, because JSON and mails cannot have them."""
+    return printable(str(path.absolute()))
 
 
 def _plain(line: str) -> str:

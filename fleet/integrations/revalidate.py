@@ -127,10 +127,7 @@ def _directory(options: argparse.Namespace) -> Path:
     """
     # Timers start by local time. The UTC date may be the same for the runs of two local days.
     now = datetime.now(UTC).astimezone()
-    try:
-        run_id = f"{options.name}-{now.strftime(options.date)}"
-    except ValueError as error:
-        raise UsageError(f"--date {options.date!r}: {error}: give a format of strftime, such as %Y%m%d") from None
+    run_id = f"{options.name}-{now.strftime(options.date)}"
     directory: Path = options.runs.absolute() / run_id
     if not scheduler.NAME.fullmatch(run_id):
         raise UsageError(

@@ -17,6 +17,7 @@ from schemas.records import Observation, Value
 from schemas.reports import SEVERITY
 
 PACKS = Path(__file__).parent / "packs"
+_FILE_TYPES = (".yml", ".yaml")
 RESERVED_IDS = frozenset(
     {
         "plan", "gpu-model", "identity-constant", "identity-unique", "digest-majority", "nvlink-domain", "baseline",
@@ -250,7 +251,7 @@ def read_pack(name: str, *, included_by: tuple[Path, ...] = ()) -> Pack:
         UsageError: there is no such pack, the file does not follow criteria.schema.json, it has the name of a shipped pack, it
             has an id twice, or it includes itself; or one of these is true of a pack that it includes.
     """
-    if name.endswith((".yml", ".yaml")):
+    if name.endswith(_FILE_TYPES):
         return _read(Path(name), included_by)
     if name not in shipped_packs():
         near = documents.nearest(name, shipped_packs(), same_letters=_has_digit(name))
@@ -291,6 +292,32 @@ def _read(path: Path, included_by: tuple[Path, ...] = ()) -> Pack:
         lacks=document.get("lacks", {}),
         rack_is_nvlink_domain=document.get("rack_is_nvlink_domain", False),
     )
+
+
+def located_packs(planned: Sequence[str], given: Sequence[str]) -> dict[str, str]:
+    """Return the packs of a run: the name of each, and the name or path from which it is read.
+
+    If a file that the plan names is missing, because the run was copied to another machine or the file was moved, the given file
+    with the same file name takes its place.
+
+    Args:
+        planned: packs that the plan names.
+        given: packs that the operator names in addition.
+
+    Raises:
+        UsageError: a file that the plan names is missing, and none is given in its place.
+    """
+    packs, others = {}, list(given)
+    for name in planned:
+        packs[name] = name
+        if name.endswith(_FILE_TYPES) and not Path(name).exists():
+            file_name = Path(name).name
+            packs[name] = next((other for other in others if Path(other).name == file_name), "")
+            if not packs[name]:
+                raise UsageError(f"{name}: the plan names this criteria pack, but there is no such file: give its new path: "
+                                 f"--criteria DIRECTORY/{file_name}")  # fmt: skip
+            others.remove(packs[name])
+    return packs | {name: name for name in others}
 
 
 def read_packs(names: Iterable[str]) -> tuple[Pack, ...]:

@@ -185,6 +185,7 @@ class HostJudge:
             packs=self._share(tuple(pack.name for pack in view.packs)),
             events=events,
             soak=_soak(evidence),
+            gang=view.host.gang,
         )
         if self._context.in_full or decision != ACCEPTED or len(self._context.positions) <= MEASURED_HOSTS:
             report = replace(

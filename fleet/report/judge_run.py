@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fleet.criteria_lint.checked_packs import checked_packs
 from fleet.inventory.waivers_file import with_waiver_files
-from fleet.judge.criteria import Pack
+from fleet.judge.criteria import Pack, located_packs
 from fleet.records.load import Run, load
 from fleet.report.run_report import report_of
 from schemas.reports import ACCEPTED, INCOMPLETE, REJECTED, FleetReport
@@ -21,11 +21,11 @@ def load_run(run_dir: Path, criteria: Sequence[str], waivers: Sequence[str] = ()
 
     Args:
         run_dir: the directory of the run.
-        criteria: names or files of additional packs.
+        criteria: names or files of additional packs, and files in place of missing ones that the plan names (`located_packs`).
         waivers: waiver files, whose waivers are added to those in the plan.
     """
     run = with_waiver_files(load(run_dir), waivers)
-    return run, checked_packs([*run.plan.criteria, *criteria])
+    return run, checked_packs(located_packs(run.plan.criteria, criteria).values())
 
 
 def judge_run(run_dir: Path, criteria: Sequence[str], waivers: Sequence[str] = ()) -> tuple[Run, FleetReport]:

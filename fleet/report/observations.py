@@ -115,14 +115,15 @@ def render_csv(report: FleetReport, evidence: Mapping[str, Evidence], *, all_hos
 
 
 def _pointer_to_record(host: HostReport) -> ObservationRow:
-    """Return a row that names the record with the host's observations."""
+    """Return a row that names the records with the host's observations."""
+    records = " and ".join(filter(None, (host.record, host.gang_record)))
     note = Observation(
         name="host.observations",
         scope="host",
         stage="",
         unit="1",
         status=SKIPPED,
-        reason=f"host is accepted; in a large fleet its observations are only in {host.record}",
+        reason=f"host is accepted; in a large fleet its observations are only in {records}",
     )
     return ObservationRow(host=host.name, rack=host.rack, serial="", scope="host", name=note.name, observation=note)
 

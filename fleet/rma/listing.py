@@ -91,6 +91,12 @@ def cause_rows(
     return rows
 
 
+def _cells(row: CauseRow) -> tuple[str, ...]:
+    """Return the cells of a row of the table of packages."""
+    part = (clean(row.host), clean(describe_scope(row.scope)), clean(row.serial))
+    return (row.action, *part, *((row.package.slot, str(row.package.path)) if row.package else ()))
+
+
 def render_rows(rows: Sequence[CauseRow], mark: str, width: int | None) -> str:
     """Return the rows as tables for a terminal: the packages, the causes without a package, and how to act on each cause.
 
@@ -103,9 +109,9 @@ def render_rows(rows: Sequence[CauseRow], mark: str, width: int | None) -> str:
     blocks: list[Table | Text] = [Text(f"{mark}: no hardware was tested.")] if mark else []
     if packed:
         table = plain_table("ACTION", "HOST", "PART", "SERIAL", "SLOT", "PACKAGE")
-        for row in packed:
-            part = (clean(row.host), clean(describe_scope(row.scope)), clean(row.serial))
-            table.add_row(row.action, *part, *((row.package.slot, str(row.package.path)) if row.package else ()))
+        # A part with several causes and one action is one row: each row of this table is a part to handle.
+        for cells in dict.fromkeys(map(_cells, packed)):
+            table.add_row(*cells)
         blocks.append(table)
     else:
         blocks.append(Text("No part of a host needs to be returned, inspected or reseated."))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from fleet.report.formatting import shell_word
+from fleet.report.formatting import playbook_command, shell_word
 from fleet.rma.parts import GPU, FailedPart
 from schemas.catalogue import BENCHMARKS
 from schemas.plans import Plan, PlannedHost
@@ -30,14 +30,11 @@ def reproduce_commands(
     host = shell_word(part.host)
     gpus = len(planned.devices) if planned else 0
     count = f" --gpus {gpus}" if gpus and planned and planned.device == GPU else ""
-    playbook = "burnin" if any(stage.name == SOAK for stage in plan.stages) else "acceptance"
-    playbook_command = (
-        f"ansible-playbook -i INVENTORY playbooks/{playbook}.yml -e rackproof_profile={shell_word(plan.profile)}"
-    )
+    measure_all = playbook_command(plan.profile, has_soak=any(stage.name == SOAK for stage in plan.stages))
     commands = [
-        _command("acceptance test of all hosts, with the same profile", "control node, in the checkout", playbook_command),
+        _command("acceptance test of all hosts, with the same profile", "control node, in the checkout", measure_all),
         _command("acceptance test of this host alone, without comparisons and launches with other hosts",
-              "control node, in the checkout", f"{playbook_command} --limit {host}"),
+              "control node, in the checkout", f"{measure_all} --limit {host}"),
         _command("check of health and counters in a few seconds (replace /opt/rackproof if rackproof_prefix is set)", part.host,
               f"sudo {AGENT_BIN}/rackproof doctor{count}"),
     ]  # fmt: skip

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.history.former_runs import history_from_json
-from fleet.judge.criteria import PACKS, shipped_packs
+from fleet.judge.criteria import PACKS, located_packs, shipped_packs
 from fleet.records.load import REPORT_BYTES
 from fleet.report.rejudge import changed_verdicts
 from fleet.signature.sums import digest
@@ -89,17 +89,19 @@ def _difference(name: str, reported: str | None, judged: str | None) -> str:
 def rule_digests(run_dir: Path, rules: Rules) -> dict[str, str]:
     """Return file -> SHA-256 for all shipped packs, the packs that the plan names, and the packs and waiver files in `rules`.
 
-    The key is the name of a shipped pack, or the path of any other file.
+    The key is the name of a shipped pack, or the path of any other file. If another file takes the place of a pack that the plan
+    names (`located_packs`), the key is the path in the plan.
 
     Raises:
         UsageError: one of these packs or waiver files cannot be read.
     """
     plan = documents.read(RunDirectory(run_dir).plan, "plan", max_bytes=PLAN_BYTES)
     by_name = {name: digest(PACKS / f"{name}.yml") for name in shipped_packs()}
-    for name in (*plan["criteria"], *rules.criteria, *rules.waivers):
+    packs = located_packs(plan["criteria"], rules.criteria)
+    for name, path in {**packs, **{name: name for name in rules.waivers}}.items():
         if name not in by_name:
             try:
-                by_name[name] = digest(Path(name))
+                by_name[name] = digest(Path(path))
             except RunError as error:
                 raise UsageError(f"{name}: cannot read this pack or waiver file: {error}") from None
     return by_name

@@ -112,7 +112,7 @@ class Fleet:
             read_profile(self.profile),
             self.inventory(),
             run_id=run_id,
-            nonce=hashlib.sha256(f"{run_id} {created} {self.seed}".encode()).hexdigest()[:32],
+            nonce=hashlib.sha256(f"{run_id} {created} {self.seed}".encode(errors="replace")).hexdigest()[:32],
             created=created,
         )
         unsupported = [stage.name for stage in plan.stages if stage.name not in SIMULATED_STAGES or stage.duration_s]

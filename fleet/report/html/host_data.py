@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Any
 
 from fleet.quantities import NONE
-from fleet.report.formatting import ACTIONS, clean, decision_name
+from fleet.report.formatting import ACTIONS, clean, decision_name, playbook_command
 from fleet.report.html import pairs
 from fleet.report.html.adapter_data import STATES, add_adapter_pages
 from fleet.report.html.former_data import add_former_runs
@@ -24,6 +24,7 @@ from fleet.report.tables.figure import detailed_hosts
 from fleet.report.tables.reasons import Reason, next_command, reasons
 from fleet.report.tables.verdict_rows import VerdictRow, merge_verdicts
 from fleet.report.tables.versions import version_order
+from schemas.readings import BMC
 from schemas.records import Launch
 from schemas.reports import (
     ACCEPTED,
@@ -38,6 +39,8 @@ from schemas.reports import (
     HostReport,
     Verdict,
 )
+from schemas.run_directory import BMCS
+from schemas.stages import GANG_STAGES
 
 _DECISIONS = (ACCEPTED, REJECTED, INCOMPLETE)
 _MAX_ROWS = 600
@@ -233,6 +236,7 @@ def _page(
     table: TextTable,
 ) -> dict[str, Any]:
     """Return the page of one host."""
+    measure_all = playbook_command(report.profile, has_soak=report.has_soak)
     number, numbers = table.number, table.numbers
     rows = merge_verdicts(verdicts)
     kinds = Counter(verdict.verdict for verdict in verdicts)
@@ -240,7 +244,7 @@ def _page(
     return {
         "coverage": number(_coverage_sentence(host)),
         "counts": [kinds[FAIL], kinds[INCONCLUSIVE], kinds[PASS]],
-        "record": number(host.record),
+        "records": numbers(filter(None, (host.record, host.gang_record))),
         "events": numbers(host.events),
         "gpus": [
             [
@@ -252,7 +256,10 @@ def _page(
         "no_gpu": number(hosts.NO_GPU_JUDGED if report.rehearsal else hosts.NO_GPU),
         "software": [numbers(pair) for pair in software],
         "launches": [_launch(launch, table) for launch in host.launches],
-        "reasons": [_reason(report.run_id, host, reason, table) for reason in reasons(report.verdicts, causes, seen)],
+        "reasons": [
+            _reason(report.run_id, measure_all, host, reason, table)
+            for reason in reasons(report.verdicts, causes, seen)
+        ],
         "verdicts": [_row(row, table) for row in rows[:_MAX_ROWS]],
         "more": max(0, len(rows) - _MAX_ROWS),
         "pairs": pairs.host_pairs(host),
@@ -276,16 +283,16 @@ def _launch(launch: Launch, table: TextTable) -> list[Any]:
     return [int(row.ok), *table.numbers(texts), logs]
 
 
-def _reason(run_id: str, host: HostReport, reason: Reason, table: TextTable) -> list[Any]:
+def _reason(run_id: str, measure_all: str, host: HostReport, reason: Reason, table: TextTable) -> list[Any]:
     """Return letter of the verdict, number of verdicts, then the numbers of the texts in the text table.
 
     The texts are: title, action, part, serial, name, settings, stage, value, wanted, margin, why, criterion, source, waiver,
     evidence, what the next command does, next command, severity, what to do, and what to do if the cause comes back. If the cause
     was seen in former runs, the last text names them.
     """
-    what, command = next_command(reason, run_id)
+    what, command = next_command(reason, run_id, measure_all)
     planned = reason.criterion == "plan"
-    evidence = ", ".join(part for part in (host.record, reason.stage and f"stage {reason.stage}") if part)
+    evidence = ", ".join(part for part in (_record_of(host, reason), reason.stage and f"stage {reason.stage}") if part)
     texts = (
         *(reason.title, reason.action, reason.scope, reason.serial, reason.name, reason.params, reason.stage),
         *(reason.value, reason.wanted, reason.margin if reason.margin != NONE else ""),
@@ -297,6 +304,13 @@ def _reason(run_id: str, host: HostReport, reason: Reason, table: TextTable) -> 
         *filter(None, (reason.seen,)),
     )
     return [STATES.get(reason.verdict, "i"), reason.count, *table.numbers(texts)]
+
+
+def _record_of(host: HostReport, reason: Reason) -> str:
+    """Return the path of the record with the reading or figure of the leading verdict."""
+    if reason.name.startswith(BMC):
+        return f"{BMCS}/{host.name}.json"
+    return host.gang_record if reason.stage in GANG_STAGES and host.gang else host.record
 
 
 def _row(row: VerdictRow, table: TextTable) -> list[Any]:

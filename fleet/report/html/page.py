@@ -48,7 +48,8 @@ from schemas.scopes import Scope, pci_address
 MAX_BYTES = 2_000_000
 """Intended maximum size of the file in bytes: what does not fit is left out. Some data of each host is never left out, so the
 file of a very large fleet is larger than this."""
-_RESERVE = 20_000
+_RESERVE = 10_000
+"""Bytes below MAX_BYTES that stay free."""
 _HERE = Path(__file__).parent
 _FIRST_REASONS, _MAX_REASONS = 12, 200
 """Under one heading, the first 12 reasons are visible at once, and the next ones, up to the 200th, can be unfolded. Further
@@ -145,6 +146,7 @@ def _reasons(report: FleetReport) -> dict[str, Any]:
         "action_groups": groups,
         "evidence": strips.evidence(report, shown),
         "gpus_of": gpus_of,
+        "measure_all": formatting.playbook_command(report.profile, has_soak=report.has_soak),
     }
 
 

@@ -368,7 +368,7 @@ function pageOf(number, id = "") {
   if (page.more) parts.push(note(`and ${count(page.more)} more in report.json`));
   parts.push(...launches(page));
   if (page.software.length) parts.push(el("h3", {}, "Versions"), el("dl", { class: "software" }, ...page.software.map(([name, version]) => el("div", {}, el("dt", {}, textAt(name)), el("dd", {}, code(textAt(version)))))));
-  parts.push(el("p", { class: "note" }, "Record: ", code(`${data.run}/${textAt(page.record)}`)));
+  parts.push(el("p", { class: "note" }, page.records.length > 1 ? "Records: " : "Record: ", ...page.records.flatMap((path, index) => [index ? ", " : "", code(`${data.run}/${textAt(path)}`)])));
   return parts;
 }
 

@@ -21,8 +21,9 @@ from fleet.report.formatting import (
 )
 from fleet.report.tables.verdict_rows import VerdictRow, merge_verdicts
 from fleet.scope_text import describe_scope
-from schemas.readings import READINGS
+from schemas.readings import BMC, READINGS
 from schemas.reports import FAIL, INCONCLUSIVE, Cause, Verdict
+from schemas.stages import GANG_STAGES
 
 _MAX_HOSTS = 20
 """Maximum number of hosts that a command names."""
@@ -135,13 +136,19 @@ def reset_command(reason: Reason, address: str) -> str:
     return f"ssh {host} sudo nvidia-smi --gpu-reset -i {shell_word(address)}" if is_reset else ""
 
 
-def next_command(reason: Reason, run_id: str) -> tuple[str, str]:
+def next_command(reason: Reason, run_id: str, measure_all: str) -> tuple[str, str]:
     """Return what the next command does, in words, and the command.
 
-    If the part is returned to its vendor, the command writes the RMA package. If the leading verdict is on a reading, the command
-    runs `rackproof doctor` on the host of this verdict. Otherwise, it measures the first _MAX_HOSTS hosts of the cause again.
+    If the part is returned to its vendor, the command writes the RMA package. If the leading verdict is on a reading of a host,
+    the command runs `rackproof doctor` on this host. Otherwise, it measures again: all hosts if the leading verdict is on a
+    launch or figure of a gang, because one host alone has no partners; else the first _MAX_HOSTS hosts of the cause.
 
     Both texts are empty if the parts were measured but compared with nothing: no command would change that.
+
+    Args:
+        reason: the cause.
+        run_id: the run.
+        measure_all: the command that measures all hosts again (`playbook_command`).
     """
     if reason.verdict == INCONCLUSIVE and reason.action in COMPARE.values():
         return "", ""
@@ -149,14 +156,14 @@ def next_command(reason: Reason, run_id: str) -> tuple[str, str]:
     if reason.is_returned:
         part = f"--serial {shell_word(reason.serial)}" if reason.serial else f"--host {host}"
         return "Package it for return", f"rackproof rma runs/{clean(run_id)} {part} --zip"
-    if reason.name in READINGS:
+    is_of_bmc = reason.name.startswith(BMC)  # a run reads the BMC of each of its hosts, `rackproof doctor` reads none
+    if reason.name in READINGS and not is_of_bmc:
         return "Then check it on the host", f"ssh {host} sudo /opt/rackproof/bin/rackproof doctor"
+    if reason.stage in GANG_STAGES and not is_of_bmc:
+        return "Then measure again with all hosts", measure_all
     hosts = shell_word(",".join(reason.hosts[:_MAX_HOSTS]), limit=_MAX_HOSTS * TEXT_LIMIT)
     which = f" (the first {_MAX_HOSTS} of {len(reason.hosts)} hosts)" if len(reason.hosts) > _MAX_HOSTS else ""
-    return (
-        f"Then measure again{which}",
-        f"ansible-playbook -i INVENTORY playbooks/acceptance.yml --limit {hosts}",
-    )
+    return f"Then measure again{which}", f"{measure_all} --limit {hosts}"
 
 
 def _worst_figure(group: Sequence[Verdict]) -> tuple[Verdict, ...]:

@@ -445,3 +445,37 @@ def test_error_names_the_searched_directory_if_it_contains_no_run(
 ) -> None:
     code, output = call_verb(verb)
     assert (code, f"no run in {tmp_path / 'runs'}: give " in output) == (64, True)
+
+
+LATIN_1 = os.fsdecode("Übergabe".encode("latin-1"))
+"""A text that the terminal sent in Latin-1, as Python reads it in a UTF-8 locale."""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("baseline", "accept", "r1", "--why", LATIN_1),
+        ("baseline", "accept", "r1", "--replace", "--by", LATIN_1),
+        ("notice", "r1", "--link", f"https://{LATIN_1}"),
+        ("notice", "r1", "--mail-to", "a@example.com", "--mail-to", LATIN_1),
+        ("rma", "r1", "--serial", "1", "--reason", LATIN_1),
+        ("report", "r1", "--criteria", LATIN_1),
+        ("simulate", LATIN_1),
+        ("revalidate", "-i", "x", "--date", LATIN_1),
+    ],
+)
+def test_text_in_another_encoding_is_named(call_verb: CallVerb, reported_run: Path, arguments: tuple[str, ...]) -> None:
+    code, output = call_verb(*arguments)
+    wrong = "has the wrong form: write a name" if arguments[0] == "simulate" else "is not UTF-8 text"
+    assert (code, f"{LATIN_1!r}"[1:-1] in output, wrong in output) == (64, True, True), output
+    assert sorted(reported_run.parent.glob("base*")) == []
+
+
+@pytest.mark.parametrize("arguments", [[], ["--mail-to", "a@example.com"], ["--failed", "x"]])
+def test_notification_about_a_directory_whose_name_is_not_utf_8_is_text(
+    reported_run: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    run = reported_run.rename(reported_run.with_name(os.fsdecode(b"runs-\xff")))
+    assert main(["notice", *arguments, str(run)]) == 0
+    output = capsys.readouterr().out
+    assert r"runs-\\udcff" in output if "--mail-to" not in arguments else r"runs-\udcff" in output

@@ -166,8 +166,8 @@ def test_report_on_two_hosts_states_that_the_comparison_of_hosts_needs_three() -
     (line,) = [line for line in report.acceptance.summary if cause.why in line]
     assert "; Measure more parts [" in line
     (reason,) = reasons(report.verdicts, report.causes, {})
-    assert next_command(reason, report.run_id) == ("", "")
-    assert next_command(replace(reason, verdict=FAIL), report.run_id) != ("", "")
+    assert next_command(reason, report.run_id, "PLAYBOOK") == ("", "")
+    assert next_command(replace(reason, verdict=FAIL), report.run_id, "PLAYBOOK") != ("", "")
     for text in ("".join(render_markdown(report)), "".join(render_html(report))):
         assert cause.why in text
         assert "Measure as many parts of this model" in text

@@ -858,7 +858,7 @@ def test_invalid_report_is_reported(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "has no valid report" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("date", [os.fsdecode(b"\xff"), "%Y/%m", "x" * 200])
+@pytest.mark.parametrize("date", ["%Y/%m", "x" * 200])
 def test_date_that_gives_an_invalid_run_id_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], date: str
 ) -> None:

@@ -203,7 +203,7 @@ def test_next_command_for_more_than_20_hosts_says_that_it_names_the_first_20() -
     [reason] = [item for item in reasons.reasons(report.verdicts, report.causes, {}) if item.verdict == FAIL][:1]
     for count, sentence in ((20, "Then measure again"), (21, "Then measure again (the first 20 of 21 hosts)")):
         many = replace(reason, is_returned=False, hosts=tuple(f"h{number}" for number in range(count)))
-        assert reasons.next_command(many, report.run_id)[0] == sentence
+        assert reasons.next_command(many, report.run_id, "PLAYBOOK")[0] == sentence
 
 
 def test_table_shows_three_limits_and_counts_the_others() -> None:

@@ -168,14 +168,16 @@ def test_rehearsal_and_simulation_are_marked_in_every_row(
     assert {row["mark"] for row in healthy[1]} == {""}
 
 
-def test_accepted_host_in_a_large_fleet_has_one_row_which_names_its_record(
-    healthy: tuple[FleetReport, list[dict[str, str]]],
+@pytest.mark.parametrize(("gang", "records"), [("", "hosts/h1.json"), ("r1", "hosts/h1.json and gangs/r1/h1.json")])
+def test_accepted_host_in_a_large_fleet_has_one_row_which_names_its_records(
+    healthy: tuple[FleetReport, list[dict[str, str]]], gang: str, records: str
 ) -> None:
     first, second = healthy[0].hosts
-    report = replace(healthy[0], detail=EXCEPTIONS, verdicts=(), hosts=(first, replace(second, decision="rejected")))
+    hosts = replace(first, gang=gang), replace(second, decision="rejected")
+    report = replace(healthy[0], detail=EXCEPTIONS, verdicts=(), hosts=hosts)
     rows = table("".join(render_csv(report, builders.evidence(PLAN))))
     assert [(row["status"], row["reason"]) for row in rows if row["host"] == "h1"] == [
-        ("skipped", "host is accepted; in a large fleet its observations are only in hosts/h1.json")
+        ("skipped", f"host is accepted; in a large fleet its observations are only in {records}")
     ]
     assert len([row for row in rows if row["host"] == "h2"]) > 200
     assert {row["verdict"] for row in rows} == {"not listed"}, (

@@ -23,7 +23,7 @@ from schemas import documents, quick
 from schemas.errors import RunError
 from schemas.plans import GPU, LINK, BenchmarkChoice, BudgetSelection, Part, Plan
 from schemas.records import Metric, Observation, Record, to_json
-from schemas.reports import ALL, EXCEPTIONS, FAIL, PASS, FleetReport, Verdict
+from schemas.reports import ALL, EXCEPTIONS, FAIL, INCONCLUSIVE, PASS, FleetReport, Verdict
 from schemas.waivers import Waiver
 from tests import builders, fleets
 
@@ -383,3 +383,25 @@ def test_many_verdicts_on_one_fault_do_not_displace_the_verdict_on_another(
     assert other in listed
     assert len(listed) == (40 if kind == "many hosts" else 10)
     assert listed == [verdict for verdict in all_verdicts if verdict in listed], "the order is kept"
+
+
+@pytest.mark.parametrize("place", ["the first host", "the last host"])
+@pytest.mark.parametrize("name", ["record", "gpu.ecc.enabled"])
+def test_failures_do_not_displace_the_reason_why_a_host_is_incomplete(
+    name: str, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host has no record, or records without a reading of each GPU. The failures alone exceed the maximum."""
+    monkeypatch.setattr(merge_module, "MAX_VERDICTS", 40)
+    monkeypatch.setattr(merge_module, "MAX_VERDICTS_OF_HOST", 10)
+    verdict = Verdict(host="h0", name="x", scope="host", verdict=FAIL, criterion="x", reason="x")
+    failures = [
+        replace(verdict, host=f"h{host}", name=f"collective.{at}", scope="gang=r1")
+        for host in range(30)
+        for at in range(3)
+    ]
+    host = "h0" if place == "the first host" else "h29"
+    scopes = ["host"] if name == "record" else [f"gpu={gpu}" for gpu in range(8)]
+    missing = [replace(verdict, host=host, name=name, scope=scope, verdict=INCONCLUSIVE) for scope in scopes]
+    listed = merge_module._limit_verdicts(sorted([*failures, *missing], key=lambda item: int(item.host[1:])))
+    assert [item for item in listed if item.verdict == INCONCLUSIVE] == missing[:1]
+    assert len(listed) == 40

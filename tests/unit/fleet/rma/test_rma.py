@@ -20,6 +20,7 @@ from fleet.diagnosis.diagnose import diagnose
 from fleet.rma import part_document as part_module
 from fleet.rma import readme
 from fleet.rma.files import package_names, safe_file_name, write_package
+from fleet.rma.listing import Package, cause_rows, render_rows
 from fleet.rma.parts import IDENTITY_READINGS, failed_parts
 from rackproof.main import main
 from schemas import documents
@@ -27,7 +28,7 @@ from schemas.errors import RunError
 from schemas.plans import Plan
 from schemas.readings import READINGS
 from schemas.records import MEASURED, Launch, Metric, Observation, Rank, Record, to_json
-from schemas.reports import Verdict
+from schemas.reports import FAIL, Cause, CausePart, Verdict
 from tests import builders
 from tests.unit.fleet.report.test_report import write_run
 
@@ -424,6 +425,20 @@ def test_failed_parts_do_not_include_gangs_and_a_rail_switch_or_file_server_need
         ("rail=1", "inspect_hardware", False, 1),
         ("switch=s1", "inspect_hardware", False, 1),
     ]
+
+
+def test_part_with_two_causes_and_one_action_is_listed_once() -> None:
+    parts = (CausePart(host="h1", scope="gpu=3", serial="S3"),)
+    cause = Cause(
+        problem="slow-gpu", title="slow", why="", verdict=FAIL, host="h1", hosts=("h1",), part="gpu=3", parts=parts,
+        confidence="likely", verdicts=(0,), serial="S3", action="rma",
+    )  # fmt: skip
+    package = Package(path=Path("rma/S3"), model="NVIDIA H200", slot="0000:0c:00.0")
+    causes = [cause, replace(cause, title="hot"), replace(cause, title="loose", action="reseat")]
+    rows = cause_rows(causes, {("h1", "gpu=3"): package}, any_action=False)
+    assert len(rows) == 3
+    listed = [line for line in render_rows(rows, "", None).splitlines() if line.endswith("rma/S3")]
+    assert [line.split("  ")[0] for line in listed] == ["Return the part (RMA)", "Reseat the part"]
 
 
 def test_checks_that_fail_because_of_a_lost_gpu_do_not_change_the_action_for_the_gpu() -> None:

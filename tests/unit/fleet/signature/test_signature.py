@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -488,6 +489,37 @@ def test_changed_pack_is_named_and_leaves_the_report_unconfirmed(
     code, output = verify(run)
     assert (code, "not judged again: " in output) == (2, True)
     assert verify(run, "--no-judge")[0] == 0
+
+
+def test_pack_of_the_plan_may_have_another_path_on_the_machine_that_checks_the_run(
+    keys: Path, verify: Verify, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run and its packs are copied to another machine: to other directories, and the paths in the plan do not exist there."""
+    pack, other, run = tmp_path / "inventory" / "site.yml", tmp_path / "inventory" / "lab.yml", tmp_path / "r1"
+    pack.parent.mkdir()
+    pack.write_text(PACK.replace("LIMIT", "5.0e+14"))
+    other.write_text(PACK.replace("LIMIT", "4.0e+14").replace("stress-site", "stress-lab"))
+    write_run(run, replace(PLAN, criteria=(str(pack), str(other))))
+    assert main(["report", str(run)]) == 0
+    assert main(["sign", str(run), "--key", str(keys / "alice")]) == 0
+    copy = Path(shutil.copytree(pack.parent, tmp_path / "copy"))
+    shutil.rmtree(pack.parent)
+    both = [text for path in sorted(copy.iterdir()) for text in ("--criteria", str(path))]
+    code, output = verify(run, *both)
+    assert (code, "differ in path" in output) == (0, False), output
+    for verb in (["judge", str(run)], ["history", "import", str(run), "--history", str(tmp_path / "history")],
+                 ["baseline", "accept", str(run), "--baseline", str(tmp_path / "base")]):  # fmt: skip
+        capsys.readouterr()
+        for given in ([], both[:2], both[2:]):
+            missing = pack if given == both[:2] or not given else other
+            assert main([*verb, *given]) in (2, 64)
+            captured = capsys.readouterr()
+            advice = f"no such file: give its new path: --criteria DIRECTORY/{missing.name}"
+            assert f"{missing}: the plan names this criteria pack, but there is {advice}" in captured.out + captured.err
+        assert main([*verb, *both]) == 0
+    (copy / "site.yml").write_text(PACK.replace("LIMIT", "5.1e+14"))
+    code, output = verify(run, *both)
+    assert (code, f"differ in path or content from the signed ones: {pack}" in output) == (2, True)
 
 
 def test_report_of_a_signed_run_warns_only_if_signed_files_changed(
