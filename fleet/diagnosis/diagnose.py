@@ -12,7 +12,7 @@ from types import MappingProxyType
 from fleet.diagnosis import words
 from fleet.diagnosis.problems import CERTAIN, LIKELY, OF_PORT, PROBLEMS, STOPPED, UNKNOWN, Problem, matches
 from fleet.judge.link_faults import FOLLOWS_HOST, FOLLOWS_PART
-from fleet.judge.localization.gang_pairs import LINK_PARAM
+from fleet.judge.localization.gang_pairs import LINK_PARAM, ON_PATH
 from fleet.judge.required_ports import PARTNER_PARAM
 from fleet.judge.wiring.cables import Cables, cable_of
 from fleet.scope_text import describe_scope
@@ -104,7 +104,8 @@ def diagnose(
         problems += problems_of_host
         unexplained += remaining
     problems = _without_effects_in_gang(_without_followers(problems), gang_of)
-    problems += _other_problems(_explain_by_gang(problems, unexplained, gang_of))
+    unexplained = _explain_by_gang(problems, unexplained, gang_of)
+    problems = [*_without_gpu_suspects(problems), *_other_problems(unexplained)]
     _add_temperatures(problems, verdicts)
     for item in problems:
         if matches(item.first, OF_PORT):
@@ -217,6 +218,25 @@ def _without_followers(problems: Iterable[_PartProblem]) -> list[_PartProblem]:
             remaining.append(item)
         else:
             cause.explained += [*item.shown, *item.explained]
+    return remaining
+
+
+def _without_gpu_suspects(problems: Sequence[_PartProblem]) -> list[_PartProblem]:
+    """Return the problems, without GPUs that are slow with other hosts because of another problem on their path to the NIC.
+
+    That other problem gets their verdicts. The judge suspects such a GPU only because of that problem (`ON_PATH`).
+    """
+    roots: dict[tuple[str, str, Waiver | None], _PartProblem] = {}
+    for item in problems:
+        if item.problem and not item.problem.kinds and matches(item.first, ON_PATH):
+            roots.setdefault((item.host, item.part, item.first.waiver), item)
+    remaining = []
+    for item in problems:
+        root = roots.get((item.host, item.part, item.first.waiver))
+        if root and item.first.kind == VerdictKind.SUSPECT and Scope.parse(item.part).device_kind == "gpu":
+            root.explained += [*item.shown, *item.explained]
+        else:
+            remaining.append(item)
     return remaining
 
 
