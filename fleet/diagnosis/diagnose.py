@@ -233,7 +233,8 @@ def _without_gpu_suspects(problems: Sequence[_PartProblem]) -> list[_PartProblem
     remaining = []
     for item in problems:
         root = roots.get((item.host, item.part, item.first.waiver))
-        if root and item.first.kind == VerdictKind.SUSPECT and Scope.parse(item.part).device_kind == "gpu":
+        is_suspect = item.problem is not None and item.problem.kinds == (VerdictKind.SUSPECT,)
+        if root and is_suspect and Scope.parse(item.part).device_kind == "gpu":
             root.explained += [*item.shown, *item.explained]
         else:
             remaining.append(item)
