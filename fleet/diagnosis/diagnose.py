@@ -408,11 +408,12 @@ def _follows_in_gang(verdict: Verdict, item: _PartProblem) -> bool:
     is_other = verdict.host != item.host and verdict.waiver == item.first.waiver
     if problem is None or not is_other or not _can_explain(item, verdict):
         return False
+    is_stopped = verdict.stage == GANG and problem.stops and verdict.kind in STOPPED
     if Scope.parse(verdict.part_scope).is_gang:
-        return matches(verdict, problem.explains_host)
+        return matches(verdict, problem.explains_host) or (is_stopped and verdict.verdict == INCONCLUSIVE)
     if verdict.params.get(PARTNER_PARAM) == item.host and problem.id in _WITHOUT_LINK:
         return Scope.parse(item.part).device_kind in ("hca", "nic")
-    return verdict.stage == GANG and problem.stops and verdict.kind in STOPPED
+    return is_stopped
 
 
 def _other_problems(verdicts: Iterable[Verdict]) -> list[_PartProblem]:

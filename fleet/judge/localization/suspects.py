@@ -13,6 +13,7 @@ from fleet.judge.localization.matrix import (
     HOST,
     LATENCY,
     LINK,
+    NIC,
     SWITCH,
     End,
     Pair,
@@ -157,8 +158,10 @@ def _suspects_of_two_hosts(
         of_all = {pair.rail: "the collective is slow" for pair in pairs}
         slow_rails = {rail: of_all[rail] for _, rail in failed_alone if rail in of_all} or of_all
     for host, rail in sorted(failed_alone):
-        if host in (a, b) and rail in slow_rails:
-            kind = failed_alone[host, rail]
+        kind = failed_alone[host, rail]
+        # A slow port explains the slow rail, so the GPU at the other end, or at the same one, is no suspect.
+        has_slow_port = NIC in (failed_alone.get((a, rail)), failed_alone.get((b, rail)))
+        if host in (a, b) and rail in slow_rails and (kind == NIC or not has_slow_port):
             yield Suspect(
                 kind=kind,
                 where=f"{host} rail {rail}",

@@ -57,6 +57,12 @@ def test_slow_port_or_cable_is_the_only_cause_in_a_small_gang(
     assert causes(run) == [(*expected, "inspect_hardware")]
 
 
+def test_results_that_the_other_host_lacks_belong_to_the_missing_gpu(tmp_path: Path) -> None:
+    """A gang of two hosts cannot launch without the faulty one, so its other host stays without some results."""
+    run = simulated(tmp_path / "run", f"missing_gpu:{HOST}:1", hosts=2, gpus=2)
+    assert causes(run) == [("gpu-missing", HOST, "host", "inspect_hardware")]
+
+
 NIC = ("slow-network", HOST, "nic=rail1", "inspect_hardware")
 
 

@@ -180,7 +180,7 @@ CASES: dict[str, tuple[list[Pair], dict[str, Any]]] = {
     "two hosts, only the collective is slow": (matrix(2), {"collective_slow": True}),
     "two hosts, a rail is slow": (matrix(2, 3, {1: 0.5}), {}),
     "two hosts, a rail is slow, and so is its port on one host in loopback":
-        (matrix(2, 5, {1: 0.5, 2: 0.6}), {"failed_alone": {("b", 1): "nic", ("a", 0): "gpu"}}),
+        (matrix(2, 5, {1: 0.5, 2: 0.6}), {"failed_alone": {("b", 1): "nic", ("a", 0): "gpu", ("a", 1): "gpu"}}),
     "two hosts, the port of the only rail is slow in loopback":
         (matrix(2, 1), {"failed_alone": {("b", 0): "nic"}, "collective_slow": True}),
     "two hosts, a rail has a high latency": (matrix(2, 3, latencies={2: 4.0}), {}),
