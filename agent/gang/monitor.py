@@ -112,6 +112,7 @@ class GangMonitor:
 
     def _compensate_pause(self, seconds: float) -> None:
         self._receiver.compensate_pause(seconds)
+        self._joined_at += seconds
         if self._channel:
             self._channel.compensate_pause(seconds)
 

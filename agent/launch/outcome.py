@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agent.gang.culprit import unable_rank_culprit
 from agent.gang.rank_state import RankState
@@ -60,6 +60,7 @@ def conclude(
     excluded: Mapping[int, str],
     problems: Sequence[str],
     deadline_s: float,
+    is_software_unfit: bool = False,
 ) -> Conclusion:
     """Return how the launch ended.
 
@@ -71,6 +72,7 @@ def conclude(
             host, which does not fail in this case.
         problems: result files that cannot be used.
         deadline_s: deadline of the launch.
+        is_software_unfit: whether the software of this host is why a rank could not join.
     """
     if end.culprit:
         text = f"{end.culprit.text}{_describe_others(end)}"
@@ -79,7 +81,11 @@ def conclude(
     culprit = None
     if outcome == "finished" and excluded:
         rank, why = next(iter(excluded.items()))
-        culprit = unable_rank_culprit(host, end.states[rank], why, len(excluded) - 1)
+        are_all_excluded = len(excluded) == len(ranks) > 1 and len({*excluded.values()}) == 1
+        state = end.states[rank]
+        if is_software_unfit or are_all_excluded:
+            state = replace(state, scope="")  # the host is at fault, not this device
+        culprit = unable_rank_culprit(host, state, why, len(excluded) - 1)
         outcome, reason = "failed", culprit.text
     if outcome == "failed" and not _has_started(end, ranks):
         problems = ()  # no rank could write a result

@@ -114,6 +114,15 @@ def read_excluded_ranks(work: Path, ranks: Iterable[int]) -> dict[int, str]:
     return excluded
 
 
+def is_software_unfit(work: Path, ranks: Iterable[int]) -> bool:
+    """Return whether one of the ranks reported that the software of the host is why its device cannot be used."""
+    for rank in ranks:
+        with contextlib.suppress(OSError, documents.DocumentError, KeyError, TypeError):
+            if _read_state(work, rank)["is_software_unfit"] is True:
+                return True
+    return False
+
+
 def read_results(work: Path, ranks: Iterable[int]) -> RankResults:
     """Return the results of these ranks, in the order of the ranks."""
     observations: list[Observation] = []

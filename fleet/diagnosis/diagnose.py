@@ -12,7 +12,7 @@ from types import MappingProxyType
 from fleet.diagnosis import words
 from fleet.diagnosis.problems import CERTAIN, LIKELY, OF_PORT, PROBLEMS, STOPPED, UNKNOWN, Problem, matches
 from fleet.judge.link_faults import FOLLOWS_HOST, FOLLOWS_PART
-from fleet.judge.localization.gang_pairs import LINK_PARAM
+from fleet.judge.localization.gang_pairs import LINK_PARAM, ON_PATH
 from fleet.judge.required_ports import PARTNER_PARAM
 from fleet.judge.wiring.cables import Cables, cable_of
 from fleet.scope_text import describe_scope
@@ -104,7 +104,8 @@ def diagnose(
         problems += problems_of_host
         unexplained += remaining
     problems = _without_effects_in_gang(_without_followers(problems), gang_of)
-    problems += _other_problems(_explain_by_gang(problems, unexplained, gang_of))
+    unexplained = _explain_by_gang(problems, unexplained, gang_of)
+    problems = [*_without_gpu_suspects(problems), *_other_problems(unexplained)]
     _add_temperatures(problems, verdicts)
     for item in problems:
         if matches(item.first, OF_PORT):
@@ -217,6 +218,26 @@ def _without_followers(problems: Iterable[_PartProblem]) -> list[_PartProblem]:
             remaining.append(item)
         else:
             cause.explained += [*item.shown, *item.explained]
+    return remaining
+
+
+def _without_gpu_suspects(problems: Sequence[_PartProblem]) -> list[_PartProblem]:
+    """Return the problems, without GPUs that are slow with other hosts because of another problem on their path to the NIC.
+
+    That other problem gets their verdicts. The judge suspects such a GPU only because of that problem (`ON_PATH`).
+    """
+    roots: dict[tuple[str, str, Waiver | None], _PartProblem] = {}
+    for item in problems:
+        if item.problem and not item.problem.kinds and matches(item.first, ON_PATH):
+            roots.setdefault((item.host, item.part, item.first.waiver), item)
+    remaining = []
+    for item in problems:
+        root = roots.get((item.host, item.part, item.first.waiver))
+        is_suspect = item.problem is not None and item.problem.kinds == (VerdictKind.SUSPECT,)
+        if root and is_suspect and Scope.parse(item.part).device_kind == "gpu":
+            root.explained += [*item.shown, *item.explained]
+        else:
+            remaining.append(item)
     return remaining
 
 
@@ -387,11 +408,12 @@ def _follows_in_gang(verdict: Verdict, item: _PartProblem) -> bool:
     is_other = verdict.host != item.host and verdict.waiver == item.first.waiver
     if problem is None or not is_other or not _can_explain(item, verdict):
         return False
+    is_stopped = verdict.stage == GANG and problem.stops and verdict.kind in STOPPED
     if Scope.parse(verdict.part_scope).is_gang:
-        return matches(verdict, problem.explains_host)
+        return matches(verdict, problem.explains_host) or (is_stopped and verdict.verdict == INCONCLUSIVE)
     if verdict.params.get(PARTNER_PARAM) == item.host and problem.id in _WITHOUT_LINK:
         return Scope.parse(item.part).device_kind in ("hca", "nic")
-    return verdict.stage == GANG and problem.stops and verdict.kind in STOPPED
+    return is_stopped
 
 
 def _other_problems(verdicts: Iterable[Verdict]) -> list[_PartProblem]:

@@ -299,8 +299,10 @@ HANDLING = {
     ),
     ("slow-path", "inspect_hardware", ""): Handling(
         "Check the switches between the two hosts: routes, error counters and congestion of the links that their traffic "
-        "takes. Both hosts are normal with other hosts, so neither is faulty.",
-        "route the traffic of the two hosts over other links, one by one, and replace the link that is slow.",
+        "takes. If both hosts are normal with other hosts, neither is faulty. In a gang of two hosts, also check their ports, "
+        "cables and PCIe links.",
+        "measure each of the two hosts with a third one. If both are normal with it, route their traffic over other links, one "
+        "by one, and replace the link that is slow.",
     ),
     ("slow-network", "inspect_hardware", HOST): Handling(
         "Compare the host with a healthy one: link speed and error counters of its NICs, their PCIe links, driver, firmware, and "

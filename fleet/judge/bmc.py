@@ -239,6 +239,12 @@ def _compare_serials(view: HostView) -> Iterator[Verdict]:
     yield from _compare(view, [(HOST, str(own[-1].value))] if own else [], machines, set(map(_form, systems)))
 
 
+def serials_of_gpus(view: HostView) -> dict[str, bool]:
+    """Return scope of a GPU -> whether the BMC of its host reports its serial, for the GPUs that can be compared."""
+    verdicts = _compare_serials(view) if view.host.bmc else ()
+    return {verdict.scope: verdict.verdict == PASS for verdict in verdicts if verdict.name == GPU_SERIAL}
+
+
 def reported_serials(view: HostView, *names: str) -> list[str]:
     """Return the serials that the BMC of a host reports in these readings."""
     values = [

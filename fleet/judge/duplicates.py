@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from fleet.judge.bmc import HOST_SERIAL, is_serial
 from fleet.judge.evidence import Evidence
@@ -39,9 +40,20 @@ class DuplicateSerials:
         """Host -> number of identities (serials and UUIDs) of its GPUs."""
         self._disputed: defaultdict[Identity, set[str]] = defaultdict(set)
         """Identity -> hosts with a record that has it. A host is included only if different machines wrote its records."""
+        self._confirmed: dict[Location, bool] = {}
+        """Location of a GPU -> whether the BMC of its host reports its serial, for the GPUs that can be compared."""
 
-    def add(self, host: str, evidence: Evidence, *, adapters: bool = True) -> None:
+    def add(
+        self,
+        host: str,
+        evidence: Evidence,
+        *,
+        adapters: bool = True,
+        confirmed_by_bmc: Mapping[str, bool] = MappingProxyType({}),
+    ) -> None:
         """Add the GPUs of a host, and its network adapters unless the hosts may share them (`Plan.judges_ports`).
+
+        `confirmed_by_bmc`: scope of a GPU -> whether the BMC of the host reports its serial, for the GPUs that can be compared.
 
         If the records of the host were written by different machines, the judge does not know which parts the host has. None of
         these parts then counts as a duplicate.
@@ -51,6 +63,7 @@ class DuplicateSerials:
                 for _, identity in _identities(record.gpus):
                     self._disputed[identity].add(host)
             return
+        self._confirmed.update({(host, scope): value for scope, value in confirmed_by_bmc.items()})
         for gpu, identity in _identities(evidence.gpus()):
             self._gpus[host] += 1
             self._add_location(identity, (host, f"gpu={gpu.index}"))
@@ -69,12 +82,17 @@ class DuplicateSerials:
             for location in locations:
                 self._add_location(identity, location)
         self._gpus.update(other._gpus)
+        self._confirmed.update(other._confirmed)
         for identity, hosts in other._disputed.items():
             self._disputed[identity] |= hosts
 
     def others(self, identity: Identity, location: Location) -> list[Location]:
         """Return the other locations of an identity, sorted by host."""
         return sorted({self._first.get(identity, location), *self._more.get(identity, ())} - {location})
+
+    def is_rightful(self, location: Location, others: Iterable[Location]) -> bool:
+        """Return whether the BMC confirms the serial of a GPU, and the BMCs of the other locations contradict theirs."""
+        return self._confirmed.get(location, False) and not any(self._confirmed.get(other, True) for other in others)
 
     def same_machine(self, host: str, evidence: Evidence) -> list[str]:
         """Return the other hosts whose records were written by the same machine as those of `host`.
@@ -159,7 +177,8 @@ def duplicate_identities(evidence: Mapping[str, Evidence], known: DuplicateSeria
     """Return failures of GPUs with an identity of another GPU, and of adapters with an identity of another host's adapter.
 
     The reason lists the other locations. Two hosts whose records were written by one machine, and a host whose records were
-    written by two machines, get an inconclusive verdict instead.
+    written by two machines, get an inconclusive verdict instead. A GPU whose serial its BMC confirms does not fail if the BMCs of
+    all other locations contradict theirs: these report a wrong serial, and fail for that.
     """
     verdicts = []
     for host, of_host in evidence.items():
@@ -170,7 +189,9 @@ def duplicate_identities(evidence: Mapping[str, Evidence], known: DuplicateSeria
             verdicts.append(_contradictory(host, _of_one_machine(host, of_host, twins)))
             continue
         for gpu, identity in _identities(of_host.gpus()):
-            if others := known.others(identity, (host, f"gpu={gpu.index}")):
+            location = host, f"gpu={gpu.index}"
+            others = known.others(identity, location)
+            if others and not known.is_rightful(location, others):
                 verdicts.append(_duplicate(host, f"gpu={gpu.index}", gpu.serial, identity, others))
         for scope, identity in _adapter_identities(of_host):
             # Interfaces of one host may share an address: members of a bond, functions of an adapter.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fleet.judge.bmc import serials_of_gpus
 from fleet.judge.bmc_owner import HostSerials
 from fleet.judge.changed_software import SoftwareChanges
 from fleet.judge.digests import DigestCounts
@@ -53,7 +54,8 @@ class FleetStats:
 
     def add_identities(self, view: HostView) -> None:
         """Add what is counted for each host separately: parts, slots, lanes, NVLink domain, machine, links, digests, support."""
-        self.duplicates.add(view.host.name, view.evidence, adapters=view.plan.judges_ports(view.host))
+        adapters, confirmed = view.plan.judges_ports(view.host), serials_of_gpus(view)
+        self.duplicates.add(view.host.name, view.evidence, adapters=adapters, confirmed_by_bmc=confirmed)
         self.serials.add(view)
         self.slots.add(view)
         self.lanes.add(view)

@@ -165,6 +165,21 @@ def _settings(view: HostView, stage: str, parameter: str) -> str:
     return "; ".join(map(str, settings))
 
 
+def with_transport_of_gang(view: HostView, verdict: Verdict) -> Verdict:
+    """Return the verdict on a failed pair of hosts. If the collectives of the gang use a slow transport, add this reason.
+
+    The action is then `configure`. The pair must not be slower than the other pairs of the gang, which use the same transport.
+    """
+    scope = f"gang={view.host.gang}"
+    figures = (item for name in view.observations.benchmark_names() for item in _collectives(view, name))
+    transports = {
+        _transport(view, item): None for item in figures if (item.stage, item.scope) == (verdict.stage, scope)
+    }
+    explanations = (_explain_between_hosts(transport) for transport in transports)
+    explanation = next(filter(None, explanations), "") if verdict.name == "pairs.bandwidth" else ""
+    return _explained(verdict, explanation, ()) if explanation else verdict
+
+
 def _collectives(view: HostView, name: str) -> Sequence[Observation]:
     return view.observations[name] if name.startswith("collective.") else ()
 
@@ -207,12 +222,17 @@ def _explain_transport(view: HostView, verdict: Verdict) -> str:
 
     Empty if the transport is fast, or if the ranks are on one host and its GPU model has no peer access.
     """
-    within = not Scope.parse(verdict.scope).is_gang
-    slow = slow_transport(_transport(view, verdict), within=within)
+    transport = _transport(view, verdict)
+    if Scope.parse(verdict.scope).is_gang:
+        return _explain_between_hosts(transport)
+    slow = slow_transport(transport, within=True)
+    return f"NCCL uses {slow} instead of P2P; {CHECK_WITHIN}" if slow and _has_peer_access(view) else ""
+
+
+def _explain_between_hosts(transport: Value) -> str:
+    slow = slow_transport(transport, within=False)
     if not slow:
         return ""
-    if within:
-        return f"NCCL uses {slow} instead of P2P; {CHECK_WITHIN}" if _has_peer_access(view) else ""
     if slow.upper().startswith("NET/SOCKET"):
         return f"NCCL uses {slow} instead of InfiniBand; {CHECK_BETWEEN}"
     return f"NCCL uses {slow} without GPUDirect RDMA; {CHECK_BETWEEN}"

@@ -174,7 +174,7 @@ def _figures_for(
     if expectation.name == "collective.nvls":
         return [{"unit": "1", "value": has_nvls(group)}]
     if expectation.name == "collective.transport" and group.stage == GANG_STAGE:
-        return [{"unit": "1", "value": "NET/IB"}]
+        return [{"unit": "1", "value": "NET/IB/GDRDMA"}]
     return data.figures_of(expectation)
 
 
@@ -295,7 +295,7 @@ def _collective_body(
     between_hosts = group.stage == GANG_STAGE
     uses_nvls = has_nvls(group) and op == "all_reduce" and size >= LARGE_BYTES
     params |= {
-        "transport": "NET/IB" if between_hosts else "P2P/CUMEM",
+        "transport": "NET/IB/GDRDMA" if between_hosts else "P2P/CUMEM",
         "nvls": has_nvls(group),
         "algorithm": "NVLS" if uses_nvls else _setting_at(curve, "algorithm", size),
         "protocol": _setting_at(curve, "protocol", size),

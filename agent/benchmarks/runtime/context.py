@@ -63,6 +63,7 @@ class Context(RankContext, Timing):
             self.synchronize()  # has a time-out; reading the tensor would wait forever if a kernel hangs
         except (RuntimeError, TimeoutError) as error:
             if NO_KERNELS in str(error):
+                self.is_software_unfit = True
                 return (
                     f"torch {torch.__version__} has no kernels for this GPU of compute capability "
                     f"{'.'.join(map(str, torch.cuda.get_device_capability(self.device)))}, only for "

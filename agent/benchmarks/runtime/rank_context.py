@@ -70,6 +70,8 @@ class RankContext:
     """When this rank began each benchmark, and each step between benchmarks (such as `join`): name -> `time.monotonic()`."""
     unable: str = ""
     """Why this rank cannot join the process group; empty if it can."""
+    is_software_unfit: bool = False
+    """Whether the software of the host is why the device cannot be used, so that no device is at fault."""
     lost: dict[int, str] = field(default_factory=dict)
     """Local rank that this rank no longer waits for -> the reason."""
     observations: list[Observation] = field(default_factory=list)
@@ -101,6 +103,7 @@ class RankContext:
         self.heartbeat.phase = phase
         self.heartbeat.record_progress()
         state = {"phase": phase, "exit_code": exit_code, "begun": self.begun, "unable": self.unable}
+        state["is_software_unfit"] = self.is_software_unfit
         _write(self.work / f"rank{self.rank}.state.json", state)
         if self.observations and time.monotonic() - self._saved > SAVE_S:
             self.save()

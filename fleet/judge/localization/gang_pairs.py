@@ -18,6 +18,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 
 from fleet.judge.evidence import from_benchmark
 from fleet.judge.host_view import HostView
@@ -63,6 +64,15 @@ LINK_PARAM = "link"
 """Parameter of the verdicts on a link: its two hosts, and its slow rails if not all of its rails are slow."""
 MAX_ID = 64
 """Maximum length of the ID of a switch in a scope."""
+ON_PATH = (
+    *("gpu.pcie.*", "pcie.*", "host_copy.*", "pageable_copy.*"),
+    *("gpu.throttle.*", "gpu.clock.*", "gpu.temperature*", "stress.throttled_share"),
+    *("xid.*", "gpu.recovery_action", "kernel.event.*"),
+)
+"""Observations of a GPU whose failure explains that its exchange with other hosts is slow or fails.
+
+They show its PCIe link, its clocks, and errors that stop it. Others, such as another VBIOS, a memory error or a lost NVLink, do
+not slow this exchange, so a NIC that was not measured without the GPU may be slow as well."""
 SLOW_RAIL = 0.75
 """Share of the typical speed below which a rail is reported even if no collective is slow. Smaller differences between rails may
 be by design."""
@@ -145,8 +155,9 @@ class GangPairs:
         views: Mapping[str, HostView],
         verdicts: Sequence[Verdict],
         collective_slow: bool,
+        is_configured: bool = False,
         switches: Mapping[End, str] | None = None,
-        at_slow_ports: Collection[End] = (),
+        ports: Mapping[End, str] | None = None,
     ) -> None:
         """Find the pairs of the launch.
 
@@ -155,8 +166,10 @@ class GangPairs:
             views: the hosts.
             verdicts: earlier verdicts, which show the GPUs that failed alone.
             collective_slow: whether a collective of the gang was too slow.
+            is_configured: whether a setting of NCCL explains the slow collectives. Then they are no evidence against the fabric,
+                and only slow pairs are.
             switches: end -> the switch that its port is connected to, for the ends whose switch is known.
-            at_slow_ports: ends whose port is slow without its GPU. If such an end is slow, its GPU is not the suspect.
+            ports: end -> what is known about its port (`VerbsPairs.ports_of_gpus`).
         """
         self._scope = f"gang={attempt.gang}"
         self._attempt = attempt
@@ -167,6 +180,7 @@ class GangPairs:
         }
         """Host -> device under test -> its rail."""
         self._collective_slow = collective_slow
+        self._is_configured = is_configured
         self._known_switches = switches or {}
         self._only_gross_faults = self._shares_links()
         """Whether the pairs may share one link, as in a rehearsal on one machine, so that only gross faults are reported."""
@@ -179,9 +193,15 @@ class GangPairs:
         self._tolerance = REHEARSAL_TOLERANCE if self._only_gross_faults else Tolerance()
         self._pairs = self._measured_pairs()
         self._compared = {quantity: comparable_pairs(self._pairs, quantity) for quantity in UNITS}
-        self._failed_alone = {*_failed_alone(members, verdicts)} - {*at_slow_ports}
-        if self._only_gross_faults:
-            self._failed_alone.clear()
+        self._failed_alone: Mapping[End, str] = {}
+        """End -> which of its parts (GPU or NIC) fails a check without other hosts that explains slow pairs."""
+        self._normal_alone: Collection[End] = ()
+        """The ends that are RDMA ports, and are normal in loopback."""
+        if not self._only_gross_faults:
+            ports = ports or {}
+            gpus = dict.fromkeys(end for end in _failed_alone(members, verdicts, ports) if ports.get(end, GPU) == GPU)
+            slow_ports = (end for end, kind in ports.items() if kind == NIC)
+            self._failed_alone = dict.fromkeys(gpus, GPU) | dict.fromkeys(slow_ports, NIC)
 
     def _shares_links(self) -> bool:
         """Return whether several pairs may use the same link, because the hosts may be one machine."""
@@ -274,7 +294,8 @@ class GangPairs:
         suspects = find_suspects(
             self._pairs,
             failed_alone=self._failed_alone,
-            collective_slow=self._collective_slow,
+            normal_alone=self._normal_alone,
+            collective_slow=self._collective_slow and not self._is_configured,
             tolerance=self._tolerance,
             switches=self._switches(),
             least=self._least_speeds(),
@@ -356,8 +377,10 @@ class GangPairs:
         both hosts must be normal with other hosts.
         """
         if suspect.kind == LINK:
-            # A link without a measurement has failed. If both ends work with other hosts, the confidence is above EVEN_ODDS.
             is_cause = self._collective_slow and not self._is_collective_explained
+            if len(self.hosts) < MIN_HOSTS:
+                return is_cause
+            # A link without a measurement has failed. If both ends work with other hosts, the confidence is above EVEN_ODDS.
             return (suspect.measured is None or is_cause) and suspect.confidence > EVEN_ODDS
         return suspect.kind not in (RAIL, SWITCH, FABRIC) or self._collective_slow
 
@@ -442,10 +465,13 @@ def _is_gross_fault(suspect: Suspect) -> bool:
     return suspect.measured is None or (suspect.kind == HOST and suspect.confidence >= REHEARSAL_MIN_CONFIDENCE)
 
 
-def _failed_alone(members: Mapping[str, HostView], verdicts: Iterable[Verdict]) -> Iterator[End]:
-    """Yield the ends whose GPU is at fault by a check of the host alone.
+def _failed_alone(
+    members: Mapping[str, HostView], verdicts: Iterable[Verdict], ports: Mapping[End, str]
+) -> Iterator[End]:
+    """Yield the ends whose GPU fails a check without other hosts that explains slow pairs.
 
-    Checks of measurements between hosts do not count, nor failures that a wrong inventory explains.
+    If the port of the end is normal (`ports`), every check explains them, otherwise only those in ON_PATH. Checks without an
+    action do not count, nor failures that a wrong inventory explains.
     """
     for verdict in verdicts:
         view = members.get(verdict.host)
@@ -454,4 +480,6 @@ def _failed_alone(members: Mapping[str, HostView], verdicts: Iterable[Verdict]) 
         is_of_inventory = verdict.kind in OF_INVENTORY and verdict.action == "configure"
         requires_action = verdict.verdict == FAIL and verdict.action != "none" and not is_of_inventory
         if view and requires_action and not is_joint and scope in view.host.scopes:
-            yield verdict.host, view.host.scopes.index(scope)
+            end = verdict.host, view.host.scopes.index(scope)
+            if ports.get(end) == GPU or any(fnmatchcase(verdict.name, pattern) for pattern in ON_PATH):
+                yield end

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from fleet.judge.host_view import HostView
 from fleet.judge.localization.port_pairs import FABRIC_PARTS
+from fleet.judge.paths import with_transport_of_gang
 from fleet.judge.port_coverage import BEST
 from schemas.catalogue import counts_wrong_results
 from schemas.reports import FAIL, PASS, Verdict
@@ -26,8 +27,8 @@ def attribute_pair_failures(
     """Return the verdicts. In those that failed on a pair of hosts, or on a port, `part` is the part at fault.
 
     - For a slow pair of GPUs, it is a suspect: the GPU of this host, its NIC, its rail or the host. Without a suspect, it is
-      the gang, or the host if the host has no gang. Verdicts on wrong data do not change, because a slow part does not explain
-      wrong data.
+      the gang, or the host if the host has no gang. A slow transport of NCCL may then explain the slow pair. Verdicts on wrong
+      data do not change, because a slow part does not explain wrong data.
     - For a port that is slow with every partner, it is the rail or switch of the port, if that rail or switch fails as a suspect.
 
     Args:
@@ -64,10 +65,12 @@ def _attributed(
         return verdict
     if not verdict.name.startswith(PAIRS) or not scope.get("partner") or verdict.part:
         return verdict
-    host = view_of[verdict.host].host
+    view = view_of[verdict.host]
+    host = view.host
     suspect = next((item for item in suspects if _includes(item, scope.device, host.scopes)), None)
     if suspect is None:
-        return replace(verdict, part=f"gang={host.gang}" if host.gang else HOST, serial="")
+        of_gang = with_transport_of_gang(view, verdict)
+        return replace(of_gang, part=f"gang={host.gang}" if host.gang else HOST, serial="")
     return replace(verdict, part=suspect.part_scope, serial=suspect.serial)
 
 

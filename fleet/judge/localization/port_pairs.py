@@ -13,7 +13,7 @@ from dataclasses import replace
 from fleet.judge.host_view import HostView
 from fleet.judge.localization.gang_pairs import GangPairs, switch_scope
 from fleet.judge.localization.launches import Attempt
-from fleet.judge.localization.matrix import NIC, RAIL, SWITCH, End, PairKind, Suspect
+from fleet.judge.localization.matrix import GPU, NIC, RAIL, SWITCH, End, PairKind, Suspect
 from fleet.judge.port_coverage import BEST, SHARE, port_of
 from fleet.judge.wiring.links import host_links
 from schemas.records import MEASURED, Observation, Value
@@ -39,7 +39,10 @@ class VerbsPairs(GangPairs):
     def __init__(self, attempt: Attempt, views: Mapping[str, HostView], verdicts: Sequence[Verdict]) -> None:
         self._scopes: dict[End, str] = {}
         super().__init__(attempt, views, verdicts, collective_slow=False)
-        self._failed_alone = set()
+        ends = {} if self._only_gross_faults else self._scopes
+        failing = {(item.host, item.scope) for item in verdicts if item.name == ALONE and item.verdict == FAIL}
+        self._failed_alone = {end: NIC for end, scope in ends.items() if (end[0], scope) in failing}
+        self._normal_alone = {end for end in ends if end not in self._failed_alone and self._share_alone(end)}
         self._below_rate = {(item.host, item.scope) for item in verdicts if item.name == BEST and item.verdict == FAIL}
         """Host and scope of each port that is slow with every partner."""
         self._names: dict[str, str] = {}
@@ -91,18 +94,30 @@ class VerbsPairs(GangPairs):
                     (switches[host, rail],) = of_gpu
         return switches
 
-    def gpus_at_slow_ports(self, verdicts: Iterable[Verdict]) -> set[End]:
-        """Return the ends of pairs of GPUs whose adapter or host is slow according to `verdicts`, the verdicts on these ports.
+    def ports_of_gpus(self, verdicts: Iterable[Verdict]) -> Mapping[End, str]:
+        """Return end of a pair of GPUs -> what the pairs of ports show about it. No GPU takes part in the exchange between ports.
 
-        An adapter is also slow if its rail or switch is a suspect. No GPU takes part in the exchange between ports.
+        NIC: the adapter of the GPU is slow, and not its host, rail or switch. GPU: the adapter is normal, so that a slow end is
+        not due to it. Empty: the host, rail, switch or path of the adapter is slow. Ends without measured adapters are left out.
+
+        Args:
+            verdicts: the verdicts on these ports.
         """
-        slow = {(item.host, Scope.parse(item.scope).device) for item in verdicts if item.verdict != PASS}
-        return {
-            (host, rail)
-            for host in {host for host, _ in slow}
-            for rail in range(len(self._members[host].host.scopes))
-            if any((host, part) in slow for part in (HOST, *self.adapters_of_gpu(host, rail)))
-        }
+        findings = {(host, Scope.parse(scope).device): GPU for (host, _), scope in self._scopes.items()}
+        findings |= {(end[0], Scope.parse(self._scopes[end]).device): NIC for end in self._failed_alone}
+        for item in verdicts:
+            if item.verdict != PASS:
+                is_adapter = Scope.parse(item.part_scope).device_kind == "hca"
+                findings[item.host, Scope.parse(item.scope).device] = NIC if is_adapter else ""
+        whole_host = (HOST, self._scope)
+        ends: dict[End, str] = {}
+        for host in {host for host, _ in findings}:
+            for rail in range(len(self._members[host].host.scopes)):
+                parts = (*whole_host, *self.adapters_of_gpu(host, rail))
+                of_end = {findings[host, part] for part in parts if (host, part) in findings}
+                if of_end:
+                    ends[host, rail] = next(kind for kind in (NIC, "", GPU) if kind in of_end)
+        return ends
 
     def adapters_of_gpu(self, host: str, rail: int) -> set[str]:
         """Return the scopes of the adapters that the GPU of a rail is likely to use, such as `hca=mlx5_2`.
@@ -152,13 +167,13 @@ class VerbsPairs(GangPairs):
 
     def _kind_name(self, suspect: Suspect) -> str:
         """Return `cable` for a port that is slow with every partner, but not in loopback; otherwise the kind of the suspect."""
-        if suspect.kind == NIC and 0.0 < self._least_share(ALONE) <= self._share_alone(suspect):
+        if suspect.kind == NIC and 0.0 < self._least_share(ALONE) <= self._share_alone(_end_of(suspect)):
             return CABLE
         return super()._kind_name(suspect)
 
-    def _share_alone(self, suspect: Suspect) -> float:
-        """Return the lowest bandwidth of a suspect's port in loopback, as a share of the port's rate; 0 if not measured."""
-        (host,), (rail,) = suspect.hosts, suspect.rails
+    def _share_alone(self, end: End) -> float:
+        """Return the lowest bandwidth of a port in loopback, as a share of the port's rate; 0 if not measured."""
+        host, rail = end
         view = self._members[host]
         scope = self._scope_of_end(view, rail)
         shares = (
@@ -206,7 +221,7 @@ class VerbsPairs(GangPairs):
                 yield replace(verdict, scope=scope, part=part, detail=detail, reason=reason)
 
     def _with_share_alone(self, verdict: Verdict, suspect: Suspect) -> Verdict:
-        share, least = self._share_alone(suspect), self._least_share(ALONE)
+        share, least = self._share_alone(_end_of(suspect)), self._least_share(ALONE)
         if not share or not least:
             return verdict
         conclusion = (
@@ -216,6 +231,12 @@ class VerbsPairs(GangPairs):
         )
         note = f"in loopback the port reaches {100 * share:.0f} % of its rate: {conclusion}"
         return replace(verdict, reason=f"{verdict.reason}; {note}", detail=f"{verdict.detail}; {note}")
+
+
+def _end_of(suspect: Suspect) -> End:
+    """Return the end of a suspect that is a single port."""
+    (host,), (rail,) = suspect.hosts, suspect.rails
+    return host, rail
 
 
 def least_share(view: HostView, name: str) -> float:

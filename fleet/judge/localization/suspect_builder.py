@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from fleet.judge.localization.matrix import (
     BANDWIDTH,
@@ -32,10 +32,15 @@ class SuspectBuilder:
     """Build the suspects of one quantity."""
 
     def __init__(
-        self, quantity: str, edges: Sequence[Edge], slow_parts: SlowParts, failed_alone: Collection[End]
+        self,
+        quantity: str,
+        edges: Sequence[Edge],
+        slow_parts: SlowParts,
+        failed_alone: Mapping[End, str],
+        normal_alone: Collection[End],
     ) -> None:
         self._quantity, self._edges, self._slow = quantity, edges, slow_parts
-        self._failed_alone = failed_alone
+        self._failed_alone, self._normal_alone = failed_alone, normal_alone
         self._rails_of_host: dict[str, set[int]] = defaultdict(set)
         """Host -> its rails, except those in `SlowParts.rails`."""
         for host, rail in slow_parts.edges_of_end:
@@ -101,7 +106,7 @@ class SuspectBuilder:
         rail_count = len(self._rails_of_host[host] | slow_rails)
         if rail_count == 1:
             (rail,) = slow_rails
-            if (host, rail) in self._failed_alone:
+            if (host, rail) in self._failed_alone or (host, rail) in self._normal_alone:
                 return self._slow_end(host, rail)
         rails_text = (
             f"on {len(slow_rails)} of {rail_count} rails"
@@ -120,20 +125,21 @@ class SuspectBuilder:
 
     def _slow_end(self, host: str, rail: int) -> Suspect:
         slow, compared = self._count_slow_partners(host, {rail})
-        is_gpu = (host, rail) in self._failed_alone
+        kind = self._failed_alone.get((host, rail), NIC)
         good_rails = len(self._rails_of_host[host] - self._slow_rails_of_host[host])
         comparison = self._comparison(host, {rail}, slow, compared, self._slow.ends[(host, rail)])
-        explanation = (
-            "the GPU also failed in tests without other hosts"
-            if is_gpu
-            else f"{good_rails} of its other rails {'is' if good_rails == 1 else 'are'} normal"
-        )
+        if (host, rail) in self._failed_alone:
+            explanation = f"; {failed_alone_text(kind)}"
+        elif good_rails:
+            explanation = f"; {good_rails} of its other rails {'is' if good_rails == 1 else 'are'} normal"
+        else:
+            explanation = ""
         return self._suspect(
-            GPU if is_gpu else NIC,
+            kind,
             f"{host} rail {rail}",
             self._slow.edges_of_end[(host, rail)],
             rule_of_succession(slow, compared),
-            f"{comparison} on rail {rail}; {explanation}",
+            f"{comparison} on rail {rail}{explanation}",
             self._slow.of_ends([(host, rail)]),
             hosts=(host,),
             rails=(rail,),
@@ -281,6 +287,11 @@ class SuspectBuilder:
 def ratio_text(quantity: str, share: float) -> str:
     """Return a share of speed (given as a logarithm) as text: `40 % of` for a bandwidth, `2.5 times` for a latency."""
     return f"{100 * math.exp(share):.0f} % of" if quantity == BANDWIDTH else f"{math.exp(-share):.3g} times"
+
+
+def failed_alone_text(kind: str) -> str:
+    """Return the evidence against a part (GPU or NIC) that fails a check without other hosts."""
+    return f"the {'GPU' if kind == GPU else 'RDMA port'} also failed in tests without other hosts"
 
 
 def rails_name(rails: Sequence[int]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from fleet.judge.localization.matrix import (
     BANDWIDTH,
@@ -12,6 +13,7 @@ from fleet.judge.localization.matrix import (
     HOST,
     LATENCY,
     LINK,
+    NIC,
     SWITCH,
     End,
     Pair,
@@ -21,15 +23,16 @@ from fleet.judge.localization.matrix import (
     rule_of_succession,
     upper_median,
 )
-from fleet.judge.localization.slow import FAILED_SHARE, MIN_HOSTS, Edge, find_slow_parts, typical_speeds
-from fleet.judge.localization.suspect_builder import SuspectBuilder, rails_name, ratio_text
+from fleet.judge.localization.slow import MIN_HOSTS, Edge, find_slow_parts, typical_speeds
+from fleet.judge.localization.suspect_builder import SuspectBuilder, failed_alone_text, rails_name, ratio_text
 from fleet.quantities import counted
 
 
 def find_suspects(
     pairs: Sequence[Pair],
     *,
-    failed_alone: Collection[End] = (),
+    failed_alone: Mapping[End, str] | None = None,
+    normal_alone: Collection[End] = (),
     collective_slow: bool = False,
     tolerance: Tolerance | None = None,
     switches: Mapping[End, str] | None = None,
@@ -39,22 +42,25 @@ def find_suspects(
 
     Args:
         pairs: every pair of hosts that was attempted, once for each rail.
-        failed_alone: ends of pairs, as (host, rail), whose GPU failed a test that involves no other host.
+        failed_alone: end of a pair -> which of its parts (GPU or NIC) fails a check without other hosts that explains slow
+            pairs.
+        normal_alone: ends that are RDMA ports, and are normal in loopback. If such an end is slow, it is because of its port or
+            cable, and not because of another part of its host.
         collective_slow: whether a collective over all hosts was too slow. If it was, and no pair is slow, the suspect is the
             fabric, or with two hosts the link between them.
         tolerance: limits beyond which a part is slow; the default is for GPU hosts.
         switches: end -> the switch to which its cable leads, for the ends whose switch is known.
-        least: kind of pair -> the lowest bandwidth of a healthy pair in B/s, if it is known; not used for two hosts.
+        least: kind of pair -> the lowest bandwidth of a healthy pair in B/s, if it is known.
     """
-    tolerance = tolerance or Tolerance()
+    tolerance, failed_alone, least = tolerance or Tolerance(), failed_alone or {}, least or {}
     if len({host for pair in pairs for host in (pair.a, pair.b)}) < MIN_HOSTS:
-        return list(_suspects_of_two_hosts(pairs, tolerance, collective_slow))
+        return list(_suspects_of_two_hosts(pairs, tolerance, collective_slow, failed_alone, least))
     suspects: list[Suspect] = []
     for quantity, share in ((BANDWIDTH, tolerance.bandwidth), (LATENCY, tolerance.latency)):
         if edges := _edges(pairs, quantity):
             known = least if quantity == BANDWIDTH else None
             slow_parts = find_slow_parts(edges, share, tolerance.sigmas, switches, known)
-            builder = SuspectBuilder(quantity, edges, slow_parts, failed_alone)
+            builder = SuspectBuilder(quantity, edges, slow_parts, failed_alone, normal_alone)
             suspects = _merge_suspects(suspects, builder.suspects())
     if not suspects and collective_slow and pairs:
         suspects = [_slow_fabric(pairs)]
@@ -115,28 +121,63 @@ def _slow_fabric(pairs: Sequence[Pair]) -> Suspect:
     )
 
 
-def _suspects_of_two_hosts(pairs: Sequence[Pair], tolerance: Tolerance, collective_slow: bool) -> Iterator[Suspect]:
-    """Yield the link between the two hosts of `pairs` if it is slow or failed, or if the collective over both hosts is slow.
+def _suspects_of_two_hosts(
+    pairs: Sequence[Pair],
+    tolerance: Tolerance,
+    collective_slow: bool,
+    failed_alone: Mapping[End, str],
+    least: Mapping[PairKind, float],
+) -> Iterator[Suspect]:
+    """Yield the suspects of a gang of two hosts, if a rail is slow or failed, or the collective over both hosts is slow.
 
-    Two hosts do not suffice to decide whether the link or one of the hosts is at fault.
+    The pairs of two hosts do not show which of them is at fault, or whether the path between them is. So an end is the suspect
+    only if it also fails without the other host. Otherwise it is the link between the two hosts.
     """
     if not pairs:
         return
     a, b = pairs[0].a, pairs[0].b
     slow_rails: dict[int, str] = {pair.rail: f"failed ({pair.failed})" for pair in pairs if pair.failed}
+    figures: dict[int, dict[str, Any]] = {}
     for quantity, share in ((BANDWIDTH, tolerance.bandwidth), (LATENCY, tolerance.latency)):
-        speeds = {edge.rail: edge.speed for edge in _edges(pairs, quantity) if edge.speed > 0}
-        typical = upper_median(speeds.values()) if speeds else FAILED_SHARE
-        for rail, speed in speeds.items():
-            if speed < typical * (1 - share):
-                ratio = ratio_text(quantity, math.log(speed / typical))
-                slow_rails.setdefault(rail, f"{quantity} is {ratio} that of the other rails")
+        edges = [edge for edge in _edges(pairs, quantity) if edge.speed > 0]
+        typical = upper_median(edge.speed for edge in edges) if edges else 0.0
+        for edge in edges:
+            least_speed = least.get(edge.kind, 0.0) if quantity == BANDWIDTH else 0.0
+            limit = max(typical * (1 - share), least_speed)
+            if edge.speed >= limit or edge.rail in slow_rails:
+                continue
+            if edge.speed < typical * (1 - share):
+                comparison = f"{ratio_text(quantity, math.log(edge.speed / typical))} that of the other rails"
+            else:
+                comparison = f"{ratio_text(quantity, math.log(edge.speed / limit))} the lowest rate of healthy ports"
+            slow_rails[edge.rail] = f"{quantity} is {comparison}"
+            speeds = {"measured": edge.speed, "limit": limit} | ({"typical": typical} if typical > limit else {})
+            values = speeds if quantity == BANDWIDTH else {name: 1 / speed for name, speed in speeds.items()}
+            figures[edge.rail] = {"quantity": quantity, **values}
     if collective_slow and not slow_rails:
-        slow_rails = {pair.rail: "the collective is slow" for pair in pairs}
-    if slow_rails:
-        all_rails = len(slow_rails) == len({pair.rail for pair in pairs})
-        rails = tuple(sorted(slow_rails))
-        findings = "; ".join(dict.fromkeys(slow_rails.values()))
+        of_all = {pair.rail: "the collective is slow" for pair in pairs}
+        slow_rails = {rail: of_all[rail] for _, rail in failed_alone if rail in of_all} or of_all
+    for host, rail in sorted(failed_alone):
+        kind = failed_alone[host, rail]
+        # A slow port explains the slow rail, so the GPU at the other end, or at the same one, is no suspect.
+        has_slow_port = NIC in (failed_alone.get((a, rail)), failed_alone.get((b, rail)))
+        if host in (a, b) and rail in slow_rails and (kind == NIC or not has_slow_port):
+            yield Suspect(
+                kind=kind,
+                where=f"{host} rail {rail}",
+                confidence=rule_of_succession(1, 1),
+                evidence=f"on rail {rail}: {slow_rails[rail]}; {failed_alone_text(kind)}",
+                hosts=(host,),
+                rails=(rail,),
+                **figures.get(rail, {}),
+            )
+    rails = tuple(sorted(rail for rail in slow_rails if not failed_alone.keys() & {(a, rail), (b, rail)}))
+    if rails:
+        all_rails = len(rails) == len({pair.rail for pair in pairs})
+        findings = "; ".join(dict.fromkeys(slow_rails[rail] for rail in rails))
+        slowest = min(
+            (rail for rail in rails if rail in figures), key=lambda rail: figures[rail]["measured"], default=-1
+        )
         yield Suspect(
             kind=LINK,
             where=f"{a} - {b}" if all_rails else f"{a} - {b} {rails_name(rails)}",
@@ -144,4 +185,5 @@ def _suspects_of_two_hosts(pairs: Sequence[Pair], tolerance: Tolerance, collecti
             evidence=f"{findings}: with two hosts, the cause may be {a}, {b} or the link between them",
             hosts=(a, b),
             rails=() if all_rails else rails,
+            **figures.get(slowest, {}),
         )

@@ -41,12 +41,21 @@ def judge_gangs(views: Iterable[HostView], verdicts: Sequence[Verdict]) -> list[
         attempts = gang_attempts(plan, {host: view.evidence for host, view in members.items()}, gang)
         gang_verdicts += judge_faults(attempts, members)
         for attempt, last_hosts in with_last_hosts(attempts):
-            collective_slow = has_slow_collective(attempt, last_hosts, verdicts)
+            slow_collectives = _slow_collectives(attempt, last_hosts, verdicts)
             of_ports = VerbsPairs(attempt, members, verdicts)
             ports = list(of_ports.verdicts())
-            at_slow_ports = of_ports.gpus_at_slow_ports(ports)
             switches = of_ports.switches_of_gpus()
-            of_nccl = GangPairs(attempt, members, verdicts, collective_slow, switches, at_slow_ports)
+            has_slow_ports = any(item.verdict != PASS for item in ports)
+            is_configured = all(item.action == "configure" for item in slow_collectives) and not has_slow_ports
+            of_nccl = GangPairs(
+                attempt,
+                members,
+                verdicts,
+                bool(slow_collectives),
+                is_configured,
+                switches,
+                of_ports.ports_of_gpus(ports),
+            )
             compared = compare_layers(of_nccl, of_ports, ports)
             gang_verdicts += [verdict for verdict in compared if verdict.host in last_hosts]
     return gang_verdicts
@@ -129,8 +138,12 @@ def has_slow_collective(attempt: Attempt, last_hosts: Collection[str], verdicts:
 
     These are the hosts whose last launch was `attempt`.
     """
+    return bool(_slow_collectives(attempt, last_hosts, verdicts))
+
+
+def _slow_collectives(attempt: Attempt, last_hosts: Collection[str], verdicts: Iterable[Verdict]) -> list[Verdict]:
     scope = f"gang={attempt.gang}"
-    return any(verdict.host in last_hosts and _is_slow_collective(verdict, scope) for verdict in verdicts)
+    return [verdict for verdict in verdicts if verdict.host in last_hosts and _is_slow_collective(verdict, scope)]
 
 
 def _is_slow_collective(verdict: Verdict, scope: str) -> bool:

@@ -333,6 +333,18 @@ def test_full_shared_memory_is_a_problem(probe: ModuleType, tmp_path: Path, monk
     assert problem.startswith(f"{tmp_path}: no file can be written (No space left on device)")
 
 
+@pytest.mark.parametrize("problem", ["", "port 9500 is in use"])
+def test_clock_that_may_be_ahead_is_stated_only_without_another_problem(
+    probe: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], problem: str
+) -> None:
+    """Only the role finds out whether the connection took that long, and with another problem it does not compare the clocks."""
+    monkeypatch.setattr(probe, "problems", lambda options: [problem] if problem else [])
+    required = ["--now=0", "--clock-skew=1", "--free-bytes=0", "--prefix=p", "--state=s"]
+    monkeypatch.setattr(probe.sys, "argv", ["probe.py", *required, "--exporter-port=1", "--rendezvous-port=2"])
+    assert probe.main() == (1 if problem else probe.MAY_BE_AHEAD)
+    assert ("chrony" in capsys.readouterr().err) is (not problem)
+
+
 def test_facts_have_the_boot_id_of_the_machine(
     probe: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -766,6 +766,27 @@ def test_hosts_of_a_launch_start_once_and_wait_for_each_other_however_many_forks
     assert sorted((tmp_path / "starts").read_text().split()) == ["h1", "h2"]
 
 
+@pytest.mark.parametrize("forks", [1, 2])
+def test_benchmarks_run_on_all_hosts_at_the_same_time_however_many_forks_ansible_has(
+    forks: int, tmp_path: Path
+) -> None:
+    """The BMCs of all hosts are read 30 s after the start of the stage, so no host may be idle then."""
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"gpu_hosts": {"hosts": {"h1": LOCAL, "h2": LOCAL}}}))
+    (tmp_path / "wait").write_text(WAIT)
+    role = read_role_file("benchmark", "vars/main.yml")
+    variables = {
+        "_benchmark_command": ["sh", "-c", f"cd {tmp_path}; {LAUNCH}", "{{ inventory_hostname }}"],
+        "_benchmark_exceeds_forks": role["_benchmark_exceeds_forks"],
+        "_benchmark_wait_command": ["sh", "-c", f"cd {tmp_path}; exec sh wait"],
+    }
+    (block,) = read_role_file("benchmark", "tasks/main.yml")
+    tasks = [task for task in block["block"] if "ansible.builtin.command" in task]
+    play = {"hosts": "gpu_hosts", "gather_facts": False, "tasks": tasks}
+    done = run_plays(tmp_path, play, options=[f"--forks={forks}", "-e", json.dumps(variables)])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted((tmp_path / "starts").read_text().split()) == ["h1", "h2"]
+
+
 # --- schedules of several inventories
 
 

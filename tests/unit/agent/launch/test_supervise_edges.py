@@ -665,6 +665,29 @@ def test_rank_that_cannot_join_the_process_group_is_the_culprit_in_a_gang(run: H
     )
 
 
+@pytest.mark.parametrize(
+    ("reasons", "is_software_unfit", "scope"),
+    [
+        (["no kernels for this GPU", "no kernels for this GPU"], False, ""),
+        (["", "no kernels for this GPU"], True, ""),
+        (["", "the device was lost"], False, "cpu=1"),
+        (["the device was lost: ECC", "the device was lost: XID"], False, "cpu=0"),
+    ],
+)
+def test_device_is_not_the_culprit_if_the_software_or_all_devices_of_its_host_are_unfit(
+    run: HostRun, reasons: list[str], is_software_unfit: bool, scope: str
+) -> None:
+    states = [
+        json.dumps({"phase": "end", "exit_code": 0, "unable": reason, "is_software_unfit": is_software_unfit})
+        for reason in reasons
+    ]
+    program = "; ".join(f"echo '{state}' > rank{rank}.state.json" for rank, state in enumerate(states))
+    done = launch(run, program, members=("h1", "h2")).launches[0]
+    assert done.culprit
+    assert (done.culprit.kind, done.culprit.scope) == ("rank_unable", scope)
+    assert done.culprit.text.startswith(f"host h1 {scope} rank ".replace("  ", " "))
+
+
 def test_invalid_result_files_are_listed_after_the_ranks_that_cannot_join_the_process_group(run: HostRun) -> None:
     state = json.dumps({"phase": "end", "exit_code": 0, "unable": "the device was lost"})
     program = f"echo '{state}' | tee rank0.state.json > rank1.state.json; echo [] > rank1.json"

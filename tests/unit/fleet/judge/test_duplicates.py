@@ -303,6 +303,28 @@ def test_duplicate_gpu_fails_and_the_reason_names_the_gpu_with_the_same_identity
     ] * 2
 
 
+@pytest.mark.parametrize(
+    ("confirmed", "failing"),
+    [
+        ({"h1": True, "h2": False, "h3": False}, {"h2", "h3"}),
+        ({"h1": True, "h2": False}, {"h1", "h2", "h3"}),  # h3 may have the part, and h1 may not
+        ({"h1": True, "h2": True, "h3": False}, {"h1", "h2", "h3"}),
+        ({"h1": False, "h2": False, "h3": False}, {"h1", "h2", "h3"}),
+        ({}, {"h1", "h2", "h3"}),
+    ],
+)
+def test_gpu_passes_only_if_its_bmc_confirms_its_serial_and_those_of_all_others_contradict_theirs(
+    confirmed: dict[str, bool], failing: set[str]
+) -> None:
+    fleet = {"h1": machine("A", "B"), "h2": machine("X", "B"), "h3": machine("Y", "B")}
+    duplicates = DuplicateSerials()
+    for host, evidence in fleet.items():  # as in a fleet that is judged in parts
+        of_host = DuplicateSerials()
+        of_host.add(host, evidence, confirmed_by_bmc={"gpu=1": confirmed[host]} if host in confirmed else {})
+        duplicates.update(of_host)
+    assert {item.host for item in duplicate_identities(fleet, duplicates)} == failing
+
+
 def test_interfaces_of_one_host_may_share_an_address() -> None:
     address = Metric(
         name="network.address", unit="1", values=dict.fromkeys(("nic=eth0", "nic=eth1"), "b8:ce:f6:aa:00:01")

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from fleet.judge import gather
+from fleet.judge import paths as nccl_paths
 from fleet.judge.criteria import Criterion, Pack, VsBaseline, read_packs
 from fleet.judge.evidence import Evidence, Planned
 from fleet.judge.fleet_stats import FleetStats
@@ -74,9 +75,13 @@ def slow_paths(stats: FleetStats) -> tuple[Any, ...]:
     A path (`fleet.judge.paths.Path`) is a bandwidth with the transport over which it was measured. Fast transports are left out:
     they are not gathered, because a fast transport never explains a failure.
     """
-    passing = {path for path in stats.paths._passing if slow_transport(path[-1], within=True)}
-    best = {key: value for key, (_, value) in stats.paths._best.items() if slow_transport(key[0][-1], within=True)}
+    passing = {path for path in stats.paths._passing if has_slow_transport(path)}
+    best = {key: value for key, (_, value) in stats.paths._best.items() if has_slow_transport(key[0])}
     return passing, best
+
+
+def has_slow_transport(path: nccl_paths.Path) -> bool:
+    return bool(slow_transport(path[-1], within=path[2] != "gang"))
 
 
 def gathered(
@@ -108,7 +113,7 @@ def gathered(
     assert len(stats.links) == len(views)
     if not alone:
         paths = [*stats.paths._passing, *(path for path, *_ in stats.paths._best)]
-        assert all(slow_transport(path[-1], within=True) for path in paths), "a path over a fast transport was gathered"
+        assert all(map(has_slow_transport, paths)), "a path over a fast transport was gathered"
     assert slow_paths(stats) == slow_paths(plain)
     return alone
 

@@ -142,9 +142,11 @@ CASES: dict[str, tuple[list[Pair], dict[str, Any]]] = {
     "all parts are normal": (matrix(4), {}),
     "a host is slow": (matrix(5, shares={"b": 0.5}), {}),
     "a host is slow on its only rail": (matrix(4, 1, {"b": 0.5}), {}),
-    "the GPU of the only rail is bad": (matrix(4, 1, {"b": 0.5}), {"failed_alone": [("b", 0)]}),
+    "the GPU of the only rail is bad": (matrix(4, 1, {"b": 0.5}), {"failed_alone": {("b", 0): "gpu"}}),
     "a NIC is slow": (matrix(4, shares={("b", 1): 0.5}), {}),
-    "a GPU is bad": (matrix(4, shares={("b", 1): 0.5}), {"failed_alone": [("b", 1), ("c", 0)]}),
+    "a GPU is bad": (matrix(4, shares={("b", 1): 0.5}), {"failed_alone": {("b", 1): "gpu", ("c", 0): "gpu"}}),
+    "the port of the only rail is slow in loopback": (matrix(4, 1, {"b": 0.5}), {"failed_alone": {("b", 0): "nic"}}),
+    "the port of the only rail is normal in loopback": (matrix(4, 1, {"b": 0.5}), {"normal_alone": [("b", 0), ("c", 0)]}),
     "most rails of a host are slow": (matrix(4, 4, {("b", 0): 0.5, ("b", 1): 0.6, ("b", 3): 0.4}), {}),
     "half of the rails of a host are slow": (matrix(4, 4, {("b", 0): 0.5, ("b", 1): 0.6}), {}),
     "a rail is slow": (matrix(4, 3, {1: 0.5}), {}),
@@ -177,6 +179,10 @@ CASES: dict[str, tuple[list[Pair], dict[str, Any]]] = {
     "two hosts, all rails are normal": (matrix(2), {}),
     "two hosts, only the collective is slow": (matrix(2), {"collective_slow": True}),
     "two hosts, a rail is slow": (matrix(2, 3, {1: 0.5}), {}),
+    "two hosts, a rail is slow, and so is its port on one host in loopback":
+        (matrix(2, 5, {1: 0.5, 2: 0.6}), {"failed_alone": {("b", 1): "nic", ("a", 0): "gpu", ("a", 1): "gpu"}}),
+    "two hosts, the port of the only rail is slow in loopback":
+        (matrix(2, 1), {"failed_alone": {("b", 0): "nic"}, "collective_slow": True}),
     "two hosts, a rail has a high latency": (matrix(2, 3, latencies={2: 4.0}), {}),
     "two hosts, a rail failed": (matrix(2, 3, failed={1: "gone"}), {}),
     "two hosts, all rails failed": (matrix(2, failed={"ab": "gone"}), {"collective_slow": True}),
@@ -249,6 +255,21 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
             "gpu", "b rail 0", 0.8,
             "bandwidth of b with 3 of 3 healthy hosts is at most 50 % of the typical value on rail 0; the GPU "
             "also failed in tests without other hosts",
+            "b", (0,), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "the port of the only rail is slow in loopback": [
+        (
+            "nic", "b rail 0", 0.8,
+            "bandwidth of b with 3 of 3 healthy hosts is at most 50 % of the typical value on rail 0; the RDMA "
+            "port also failed in tests without other hosts",
+            "b", (0,), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "the port of the only rail is normal in loopback": [
+        (
+            "nic", "b rail 0", 0.8,
+            "bandwidth of b with 3 of 3 healthy hosts is at most 50 % of the typical value on rail 0",
             "b", (0,), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
@@ -500,14 +521,33 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
         (
             "link", "a - b rail 1", 0.5,
             "bandwidth is 50 % of that of the other rails: with two hosts, the cause may be a, b or the link between them",
-            "ab", (1,), "bandwidth", None, None, None,
+            "ab", (1,), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "two hosts, a rail is slow, and so is its port on one host in loopback": [
+        (
+            "nic", "b rail 1", 0.667,
+            "on rail 1: bandwidth is 50 % of that of the other rails; the RDMA port also failed in tests without other hosts",
+            "b", (1,), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+        (
+            "link", "a - b rail 2", 0.5,
+            "bandwidth is 60 % of that of the other rails: with two hosts, the cause may be a, b or the link between them",
+            "ab", (2,), "bandwidth", 60.0, 100.0, 88.0,
+        ),
+    ],
+    "two hosts, the port of the only rail is slow in loopback": [
+        (
+            "nic", "b rail 0", 0.667,
+            "on rail 0: the collective is slow; the RDMA port also failed in tests without other hosts",
+            "b", (0,), "bandwidth", None, None, None,
         ),
     ],
     "two hosts, a rail has a high latency": [
         (
             "link", "a - b rail 2", 0.5,
             "latency is 4 times that of the other rails: with two hosts, the cause may be a, b or the link between them",
-            "ab", (2,), "bandwidth", None, None, None,
+            "ab", (2,), "latency", 4.0, 1.0, 2.0,
         ),
     ],
     "two hosts, a rail failed": [
@@ -737,6 +777,15 @@ def test_measured_value_of_a_suspect_is_beyond_its_limit(case: str) -> None:
         if suspect.measured is not None and suspect.limit is not None and suspect.typical is not None:
             sign = -1 if suspect.quantity == BANDWIDTH else 1
             assert sign * suspect.measured > sign * suspect.limit > sign * suspect.typical
+
+
+def test_link_of_two_hosts_is_suspected_if_all_rails_are_slower_than_healthy_ports() -> None:
+    """No rail is slower than the others, so only the known rate of the ports shows that the link is slow."""
+    kind = PairKind(gbps=400.0)
+    assert find_suspects(matrix(2, 2), least={kind: RATE}) == []
+    (link,) = find_suspects(matrix(2, 2), least={kind: 2 * RATE})
+    assert (link.kind, link.where, link.measured, link.typical, link.limit) == ("link", "a - b", RATE, None, 2 * RATE)
+    assert link.evidence.startswith("bandwidth is 50 % of the lowest rate of healthy ports: ")
 
 
 def test_link_failed_on_several_rails_shows_the_first_reason() -> None:
@@ -1593,16 +1642,18 @@ def test_slow_nic_fails_in_bandwidth_or_latency() -> None:
 @pytest.mark.parametrize(
     ("before", "kind"),
     [
-        (earlier_verdict("b", "gemm.throughput", "gpu=1", "benchmark"), "gpu"),
-        (earlier_verdict("b", "x", "gpu=1,reason=y", "preflight"), "gpu"),
-        (earlier_verdict("b", "x", "gpu=0", "benchmark"), "nic"),
+        (earlier_verdict("b", "host_copy.bandwidth", "gpu=1", "benchmark"), "gpu"),
+        (earlier_verdict("b", "gpu.throttle.active", "gpu=1,reason=y", "preflight"), "gpu"),
+        (earlier_verdict("b", "gpu.vbios_version", "gpu=1", "preflight"), "nic"),  # does not slow the exchange
+        (earlier_verdict("b", "gpu.ecc.uncorrectable_volatile", "gpu=1", "gang"), "nic"),
+        (earlier_verdict("b", "host_copy.bandwidth", "gpu=0", "benchmark"), "nic"),
         (earlier_verdict("b", "pairs.bandwidth", "gpu=1", "gang"), "nic"),  # measured between hosts
         (earlier_verdict("b", "gpu.pcie.width", "gpu=1", "gang"), "gpu"),  # read on one host
-        (earlier_verdict("b", "x", "gpu=1", "preflight", FAIL, "none"), "nic"),  # requires no action
-        (earlier_verdict("b", "x", "gpu=1", "benchmark", PASS), "nic"),
-        (earlier_verdict("c", "x", "gpu=1", "benchmark"), "nic"),
-        (earlier_verdict("b", "x", "host", "benchmark"), "nic"),
-        (earlier_verdict("z", "x", "gpu=1", "benchmark"), "nic"),
+        (earlier_verdict("b", "gpu.pcie.width", "gpu=1", "preflight", FAIL, "none"), "nic"),  # requires no action
+        (earlier_verdict("b", "gpu.pcie.width", "gpu=1", "benchmark", PASS), "nic"),
+        (earlier_verdict("c", "gpu.pcie.width", "gpu=1", "benchmark"), "nic"),
+        (earlier_verdict("b", "gpu.pcie.width", "host", "benchmark"), "nic"),
+        (earlier_verdict("z", "gpu.pcie.width", "gpu=1", "benchmark"), "nic"),
     ],
 )
 def test_gpu_is_suspected_if_it_failed_without_other_hosts(before: Verdict, kind: str) -> None:

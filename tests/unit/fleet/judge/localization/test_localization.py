@@ -282,7 +282,7 @@ def test_slow_host_is_found_although_the_bandwidths_of_healthy_pairs_differ() ->
 def test_gpu_that_failed_alone_is_suspected_instead_of_its_nic(rails: int) -> None:
     """A GPU failed alone if it failed a test that involves no other host."""
     fleet = Fleet(8, rails, nics={("h5", rails - 1): 0.4})
-    suspect = only(find_suspects(fleet.pairs(), failed_alone={("h5", rails - 1), ("h1", 0)}))
+    suspect = only(find_suspects(fleet.pairs(), failed_alone={("h5", rails - 1): "gpu", ("h1", 0): "gpu"}))
     assert (suspect.kind, suspect.hosts, suspect.rails) == ("gpu", ("h5",), (rails - 1,))
 
 
@@ -739,11 +739,12 @@ SLOW_COLLECTIVE = Verdict(
 )
 
 
-def test_two_hosts_with_a_slow_collective_are_inconclusive() -> None:
+def test_slow_collective_of_two_hosts_fails_their_link_unless_a_setting_explains_it() -> None:
     fleet = Fleet(2, 2)
     both = views(plan_of(fleet), fleet)
     assert judge_gangs(both, []) == []
-    assert named_parts(judge_gangs(both, [SLOW_COLLECTIVE]), "inconclusive") == {("h0", "gang=r1"), ("h1", "gang=r1")}
+    assert named_parts(judge_gangs(both, [SLOW_COLLECTIVE]), "fail") == {("h0", "gang=r1"), ("h1", "gang=r1")}
+    assert judge_gangs(both, [replace(SLOW_COLLECTIVE, action="configure")]) == []
 
 
 def test_slow_collective_with_normal_pairs_fails_the_fabric_on_every_host() -> None:
@@ -751,6 +752,10 @@ def test_slow_collective_with_normal_pairs_fails_the_fabric_on_every_host() -> N
     verdicts = judge_gangs(views(plan_of(fleet), fleet), [SLOW_COLLECTIVE])
     assert named_parts(verdicts, "fail") == {(host, "gang=r1") for host in fleet.names}
     assert all("suspect fabric" in item.reason for item in verdicts)
+    of_setting = judge_gangs(views(plan_of(fleet), fleet), [replace(SLOW_COLLECTIVE, action="configure")])
+    assert {item.verdict for item in of_setting} == {"pass"}, (
+        "a setting that explains the collective is no fault of the fabric"
+    )
 
 
 def test_measurement_by_one_host_of_a_pair_is_enough_and_hosts_without_pairs_get_no_verdict() -> None:
