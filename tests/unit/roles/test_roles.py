@@ -837,34 +837,36 @@ def schedule_files(directory: Path) -> dict[str, str]:
 def test_schedule_is_replaced_by_that_of_another_inventory_only_after_its_removal(
     tmp_path: Path, schedule: Schedule
 ) -> None:
-    """Both names are mapped to the same name of a schedule. The message names the option that removes the schedule."""
-    assert schedule("a.b%$.yml")[0] == [*KINDS]
+    """Both names are mapped to the same name of a schedule. The message names the options with which both can be installed.
+
+    A schedule with another name, or of a missing inventory, is not in the way.
+    """
+
+    first, second = "a.b%$.yml", "a-b--.yml"
+    assert schedule(first)[0] == [*KINDS]
     installed = schedule_files(tmp_path)
-    assert schedule("a.b%$.yml")[0] == [*KINDS]
-    done, text = schedule("a-b--.yml")
+    assert schedule(first)[0] == [*KINDS]
+    done, text = schedule(second)
     assert done == []
     reason = (
-        f"{tmp_path}/a-b--.yml: its schedule would have the name a-b-- and replace the schedule of {tmp_path}/a.b%$.yml: "
+        f"{tmp_path}/{second}: its schedule would have the name a-b-- and replace the schedule of {tmp_path}/{first}: "
         "to keep both, set"  # the installed file has the inventory twice
     )
     assert text.count(reason) >= len(KINDS)
     assert "me%40here" not in text
     assert schedule_files(tmp_path) == installed
     (option,) = set(re.findall(r"first run this playbook with -e (\w+=\w+)", text))
-    assert schedule("a-b--.yml", option)[0] == [*KINDS]
-    assert schedule_files(tmp_path) == {}
-    assert schedule("a-b--.yml")[0] == [*KINDS]
-    texts = schedule_files(tmp_path).values()
-    assert sum(f"--inventory={tmp_path}/a-b--.yml" in text for text in texts) == len(KINDS)
 
-
-def test_schedules_with_other_names_or_of_a_missing_inventory_are_not_in_the_way(
-    tmp_path: Path, schedule: Schedule
-) -> None:
-    assert schedule("old/rack12.yml")[0] == [*KINDS]
-    assert schedule("new/rack12.yml", '{"rackproof_schedule_inventories": {"other": "new/rack12.yml"}}')[0] == [*KINDS]
-    (tmp_path / "old" / "rack12.yml").unlink()
-    assert schedule("new/rack12.yml")[0] == [*KINDS]
+    assert schedule(second, json.dumps({"rackproof_schedule_inventories": {"other": second}}))[0] == [*KINDS]
+    both = schedule_files(tmp_path)
+    assert installed.items() < both.items()
+    (tmp_path / first).unlink()
+    assert schedule(second)[0] == [*KINDS]
+    replaced = schedule_files(tmp_path)
+    assert replaced.keys() == both.keys()
+    assert sum(f"--inventory={tmp_path}/{second}" in replaced[name] for name in installed) == len(KINDS)
+    assert schedule(first, option)[0] == [*KINDS]
+    assert schedule_files(tmp_path).keys() == both.keys() - installed.keys()
 
 
 def test_target_is_the_address_of_the_host_in_the_notation_of_prometheus(rendered_templates: Path) -> None:
