@@ -19,6 +19,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 
 Part = tuple[str, str]
 """Label and name of the part, such as `pci` and `0000:0d:00.0`; both empty for the host."""
@@ -146,7 +147,6 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 """Name of the event, and pattern of its message. A pattern must match at the beginning of the message, because the rest may
 contain the name of a process, which may be any text."""
-_COMPILED = tuple((event, re.compile(pattern)) for event, pattern in _PATTERNS)
 _PREVIOUS_BOOT = re.compile(r"BERT: Error records from previous boot:")
 """Message before the firmware records that the kernel found in the Boot Error Record Table (BERT). These records have no number.
 
@@ -403,13 +403,19 @@ class EventCounts:
 
 def parse_event(message: str) -> tuple[str, Part] | None:
     """Return the event and the part that one message reports; None if no pattern of _PATTERNS matches it."""
-    for event, pattern in _COMPILED:
+    for event, pattern in _compiled():
         if match := pattern.match(message):
             named = ((kind, name) for kind, name in match.groupdict().items() if name)
             return event, next(
                 ((kind, _full_address(name) if kind == "pci" else name) for kind, name in named), HOST_PART
             )
     return None
+
+
+@cache
+def _compiled() -> tuple[tuple[str, re.Pattern[str]], ...]:
+    """Return _PATTERNS, compiled. Most kernel logs have no event, so that most commands need not compile the patterns."""
+    return tuple((event, re.compile(pattern)) for event, pattern in _PATTERNS)
 
 
 def _machine_check(message: str) -> tuple[str, Part] | None:
