@@ -32,11 +32,11 @@ KINDS = {
     "network.mtu": ("B", "Largest packet (MTU)"),
     **{f"network.{name}": ("1", f"Interface statistic {name}") for name in STATISTICS},
     "network.driver": ("1", "Driver of the interface"),
-    "network.address": ("1", "MAC address; of a member of a bond its permanent one"),
+    "network.address": ("1", "MAC address (of a member of a bond: the permanent one)"),
     "network.pci_address": ("1", "PCI address of the adapter"),
     "network.bond.slave_count": ("1", "Interfaces in the bond"),
     "network.bond.slaves_up": ("1", "Interfaces in the bond that have a link"),
-    "network.bond.member_up": ("1", "The interface takes part in the bond or team"),
+    "network.bond.member_up": ("1", "The bond or team can use the interface"),
 }
 MTU_BOUNDS = (68.0, 65_536.0)
 """Lowest and highest credible MTU in bytes. The lowest is from RFC 791, the highest is the MTU of the loopback interface."""
@@ -50,8 +50,8 @@ class NetworkCollector:
     """Reads the interfaces under `root`. `identity` adds driver, MAC and PCI address; `full_snapshot` adds these and the MTU.
 
     It reads bonds and teams, but omits all other interfaces without hardware (bridges, veth). It also omits USB interfaces (the
-    virtual NIC of a management controller), virtual functions, representors (ports of the switch inside a NIC), and IPoIB
-    interfaces (see the `infiniband` collector).
+    virtual NIC of a management controller), virtual functions, representors (interfaces of the internal ports of a NIC's switch),
+    and IPoIB interfaces (see the `infiniband` collector).
     """
 
     name = "network"
@@ -206,7 +206,7 @@ def is_nic(files: Files, name: str) -> bool:
 
 
 def phys_port_name(files: Files, name: str) -> str:
-    """Return the name that the driver gives the port of an interface; empty if there is none, or no such interface."""
+    """Return the name that the driver gives to the port of an interface; empty if it cannot be read."""
     port = files.read(f"{CLASS}/{name}/phys_port_name", str, missing="none", refused="none")
     return port if isinstance(port, str) else ""
 
@@ -236,7 +236,7 @@ def parse_addresses(text: str) -> dict[str, str]:
 
 
 def _sections(text: str) -> list[str]:
-    """Return the part of a file in /proc/net/bonding on the bond, then the part on each member, which begins with its name."""
+    """Return the sections of a file in /proc/net/bonding: of the bond, and then of each member, beginning with its name."""
     return re.split(r"^Slave Interface: ", text, flags=re.MULTILINE)
 
 

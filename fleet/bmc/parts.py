@@ -69,7 +69,7 @@ class Parts:
         return next(iter(models)) if len(models) == 1 else ""
 
     def _model_at(self, path: object) -> str:
-        """Return the model of the part at a path; empty if the path is of no part, or the BMC cannot return the resource."""
+        """Return the model of the part at a path; empty if it is no path of a part, or the BMC cannot return the resource."""
         if not isinstance(path, str) or not _OF_A_PART.match(path):
             return ""
         if path not in self._by_path:
@@ -83,7 +83,7 @@ class Parts:
 def _model(part: Resource) -> str:
     """Return manufacturer, model and part number of a part. If it has neither model nor part number, the SKU replaces them.
 
-    Return an empty text if it has none of these three.
+    Return an empty text if it has no model, part number or SKU.
 
     The SKU of a retimer on an HGX board names its vendor. If there is a model or part number, the SKU is not used: on a
     Dell chassis it is the serial.

@@ -374,7 +374,9 @@ def exported(name: str) -> str:
 
 def _wanted(criterion: Criterion) -> str:
     value = criterion.value
-    text = ("yes" if value else "no") if isinstance(value, bool) else str(value)
+    text = ("1 (yes)" if value else "0 (no)") if isinstance(value, bool) else str(value)
+    unit = READINGS[criterion.name].unit
+    text += "" if unit == "1" else f" {unit}"
     words = {"eq": "", "le": "at most ", "lt": "less than ", "ge": "at least ", "gt": "more than "}
     return f"wanted: {words[criterion.operator]}{text}" + (f" in {WINDOW}" if criterion.delta else "")
 

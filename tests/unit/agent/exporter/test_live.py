@@ -276,19 +276,19 @@ def test_soak_is_expected_to_end_after_the_last_round_that_begins_in_its_time(tm
 
 @pytest.mark.parametrize("step_s", [7200, -7200])
 @pytest.mark.parametrize("profile", ["standard", "soak"])
-def test_step_of_the_clock_changes_no_remaining_time(
+def test_setting_the_clock_changes_neither_times_left_nor_progress(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile: str, step_s: float
 ) -> None:
-    def left_s() -> list[float]:
+    def relative_to_now_s() -> list[float]:
         fields = thread._running_fields()
         return [fields[key] - time.time() for key in ("began", "deadline", "expected_end")]
 
     now, clock = time.time(), time.time
     span = live.Span(began=now - 60, ends=now + 300, deadline=now + 1200, progress=0.25)
     thread = publisher(tmp_path, {"stress": 30.0}, profile, span if profile == "soak" else None)
-    before, progress = left_s(), thread._running_fields()["progress"]
+    before, progress = relative_to_now_s(), thread._running_fields()["progress"]
     monkeypatch.setattr(time, "time", lambda: clock() + step_s)
-    assert left_s() == pytest.approx(before, abs=60)
+    assert relative_to_now_s() == pytest.approx(before, abs=60)
     assert thread._running_fields()["progress"] == pytest.approx(progress, abs=0.1)
 
 

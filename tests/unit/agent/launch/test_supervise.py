@@ -383,7 +383,7 @@ def fake_torch(directory: Path) -> dict[str, str]:
 
 
 def test_process_that_uses_a_gpu_while_the_ranks_run_is_in_the_record(tmp_path: Path) -> None:
-    """The launcher adds itself and this test, which is no process of the launch, to the processes on GPU 1."""
+    """The launcher adds two processes to those on GPU 1: itself, and this test, which is no process of the launch."""
     environment = fake_torch(tmp_path)
     (tmp_path / "fake" / "torch.py").write_text(f"""
 import os, time

@@ -41,7 +41,7 @@ def read_twice(certificate: Path, first: Resources, second: Resources) -> dict[s
 
 
 def events(metrics: dict[str, Metric]) -> dict[str, str]:
-    """Return ID of each new entry -> its severity."""
+    """Return ID of each new entry whose severity is not OK -> its severity."""
     return {scope.rpartition("=")[2]: severity for scope, severity in values(metrics, "event.severity").items()}
 
 
@@ -67,8 +67,8 @@ def test_event_that_repeats_in_an_earlier_entry_is_new(
     assert text.endswith(f"event {position} (occurred {position + 1} times, last at 2026-11-03T09:00:00Z)")
 
 
-def test_entries_that_do_not_repeat_are_not_new(certificate: Path) -> None:  # noqa: F811
-    """An operator may mark an earlier entry as repaired. A full log gives all entries another ID for each new one."""
+def test_entries_whose_count_has_not_risen_are_not_new(certificate: Path) -> None:  # noqa: F811
+    """An operator may mark an earlier entry as repaired. A full log renumbers all entries when one is added."""
     before = [hpe_entry(number, count=2) for number in range(1, 5)]
     repaired = hpe_entry(1, count=2, repaired=True, severity="OK", updated="2026-11-03T09:00:00Z")
     moved = [{**entry, "Id": str(number)} for number, entry in enumerate([*before[1:], hpe_entry(5, severity="OK")], 1)]
@@ -78,9 +78,9 @@ def test_entries_that_do_not_repeat_are_not_new(certificate: Path) -> None:  # n
 
 
 def test_entry_whose_condition_began_and_ended_since_the_previous_reading_is_a_warning(certificate: Path) -> None:  # noqa: F811
-    """HPE sets the severity of such an entry to OK. It creates entries about the end of a condition as repaired.
+    """HPE sets the severity of such an entry to OK. An entry that only reports the end of a condition is created as repaired.
 
-    The last entry is one of those: `Connectivity status changed to OK` (mock-up in github.com/NVIDIA/libredfish).
+    The last entry is of the second kind: `Connectivity status changed to OK` (mock-up in github.com/NVIDIA/libredfish).
     """
     later = "2026-11-03T00:00:09Z"
     entries = [
@@ -102,12 +102,12 @@ def test_entry_whose_condition_began_and_ended_since_the_previous_reading_is_a_w
         (("SEL", "IML"), {"SEL", "IML"}),
     ],
 )
-def test_log_of_alerts_and_copy_of_another_log_are_not_read(
+def test_log_of_alerts_and_copy_of_a_log_are_not_read_if_the_other_log_exists(
     certificate: Path,  # noqa: F811
     names: tuple[str, ...],
     expected: set[str],
 ) -> None:
-    """HPE's log of alerts has warnings about security settings (mock-up in github.com/NVIDIA/libredfish)."""
+    """HPE's `Event` has warnings about security settings. Lenovo's `SEL` is a copy of `PlatformLog` (mock-ups of libredfish)."""
     path = f"{V1}/Systems/1/LogServices"
     resources = bmc.old_schema()
     resources[path] = {"@odata.id": path, "Members": [{"@odata.id": f"{path}/{name}"} for name in names]}
@@ -121,7 +121,7 @@ def test_log_of_alerts_and_copy_of_another_log_are_not_read(
 
 
 @pytest.mark.parametrize("expands", [True, False])
-def test_links_to_repeated_entries_are_read_in_one_request_if_possible(certificate: Path, expands: bool) -> None:  # noqa: F811
+def test_links_to_entries_of_repeated_events_are_read_in_one_request_if_possible(certificate: Path, expands: bool) -> None:  # noqa: F811
     entries = {f"{SEL}/{number}": hpe_entry(number, count=2) for number in range(1, 31)}
     log = log_of([{"@odata.id": path} for path in entries]) | entries
 
@@ -138,7 +138,7 @@ def test_links_to_repeated_entries_are_read_in_one_request_if_possible(certifica
         assert (len([request for request in served.requests if "Entries" in request]) < 6) is expands
 
 
-def test_too_many_repeated_entries_are_an_error(certificate: Path) -> None:  # noqa: F811
+def test_too_many_entries_of_repeated_events_are_an_error(certificate: Path) -> None:  # noqa: F811
     entries = [hpe_entry(number, count=2) for number in range(1, MAX_REPEATED + 2)]
     for number, expected in ((MAX_REPEATED, set()), (MAX_REPEATED + 1, {LOG})):
         with service(certificate, log_of(entries[:number])) as served:
@@ -156,7 +156,7 @@ def test_log_without_an_entry_from_before_the_previous_reading_is_an_error_unles
     first: int,
     last: int,
 ) -> None:
-    """The log had the entries 1 to 3. It was cleared (no entry is left), or has overwritten entries before number `first`."""
+    """The log had the entries 1 to 3. Since then it has grown (`first` is 1), was cleared, or has overwritten old entries."""
     before = [bmc.entry(number, severity="OK") for number in range(1, 4)]
     after = [bmc.entry(number, severity="OK") for number in range(first, last + 1)]
     new = read_twice(certificate, log_of(before), log_of(after))["bmc.log.new_entries"]
@@ -179,7 +179,7 @@ def test_log_of_logins_may_lose_entries_if_hardware_events_are_in_another_log(
     other: str | None,
     is_error: bool,
 ) -> None:
-    """Managers with AMI's firmware have an `EventLog` of 150 entries, with an entry for each logout. Faults are in the `SEL`."""
+    """The `EventLog` of BMCs with AMI's firmware holds 150 entries and logs each login and logout. Faults are in the `SEL`."""
     path = f"{V1}/Systems/1/LogServices"
     resources = log_of([bmc.entry(1, severity="OK")])
     resources[f"{path}/SEL"]["LogEntryType"] = other
@@ -221,7 +221,7 @@ def test_full_log_that_drops_new_entries_is_an_error(
 
 @pytest.mark.parametrize("form", ["{}T{}Z", "{} {} ", "{} {}"])
 def test_times_with_a_space_are_compared(certificate: Path, form: str) -> None:  # noqa: F811
-    """The BMC of an Atos server writes the time `2022-06-13 12:19:21 `. The log has overwritten the entry of the mark."""
+    """The BMC of an Atos server writes the time `2022-06-13 12:19:21 `. The entry that was the newest before is missing."""
     entries = [bmc.entry(number, Created=form.format("2026-11-03", f"00:00:0{number}")) for number in range(1, 7)]
     metrics = read_twice(certificate, log_of(entries[:4]), log_of([*entries[:3], *entries[4:]]))
     assert events(metrics) == {"5": "Warning", "6": "Warning"}
@@ -238,7 +238,7 @@ def test_times_with_a_space_are_compared(certificate: Path, form: str) -> None: 
         (["Critical", None], None),
     ],
 )
-def test_list_of_current_faults_is_a_health_and_not_an_event_log(
+def test_list_of_current_faults_is_read_as_health_and_not_as_an_event_log(
     certificate: Path,  # noqa: F811
     name: str,
     faults: list[str | None],

@@ -679,7 +679,7 @@ def test_annotations_of_a_disk_alert_contain_model_serial_and_command(tmp_path: 
     wanted = {
         "summary": "h0: a disk or file system is failing",
         "description": "Disk nvme0n1 of h0 fails a criterion with the value 0; MZQL2; serial S64$(reboot), slot 0000:80:00.0 "
-        f"(disk-online, wanted: yes; source: {CRITERIA['disk-online'].source})",
+        f"(disk-online, wanted: 1 (yes); source: {CRITERIA['disk-online'].source})",
         "action": CRITERIA["disk-online"].action,
         "rma": "rackproof rma runs/r --host h0 --serial S64reboot --reason RackproofDiskFailing",
         "runbook_url": f"{RUNBOOK}#rackproofdiskfailing",
