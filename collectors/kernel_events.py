@@ -53,9 +53,13 @@ _XFS_DAMAGE = (
 )
 _NVME = r"nvme (?P<disk>nvme\d+): "
 _NAMESPACE = r"(?P<disk>nvme\d+(?:c\d+)?n\d+)"
-_LOCKED = (rf"{_NAMESPACE}: .* \(sct 0x2 / sc 0x86\)", r"sd [\d:]+: \[(?P<disk>sd\w+)\] .*Sense Key : Data Protect\b")
-"""Messages that a disk denies access: a self-encrypting disk (TCG Opal) that is locked, or a disk with write protection. For each
-such command, the block layer then writes a medium error (NVMe) or a target error (SCSI)."""
+_LOCKED = (
+    rf"{_NAMESPACE}: .* \(sct 0x2 / sc 0x86\)",
+    r"sd [\d:]+: \[(?P<disk>sd\w+)\] .*Add\. Sense: Logical unit access not authorized",
+)
+"""Messages that a disk denies access: a self-encrypting disk (TCG Opal) that is locked. For each such command, the block layer then
+writes a medium error (NVMe) or a target error (SCSI). A SCSI disk with write protection, which an SSD at the end of its life has,
+sends the same sense key (Data Protect), but another additional sense (Write protected)."""
 _OF_BLOCK_LAYER = re.compile(f"{_BLOCK_LAYER}critical ")
 LOCKED_S = 60.0
 """Time in seconds after a message _LOCKED in which the errors of this disk are those of commands that it denied. Both messages
@@ -303,7 +307,7 @@ class EventCounts:
                 self._move_check(uptime)
             self._check = None
         elif attached := _ATTACHED.match(message):
-            self._rename_former_disk(attached[1] or attached[2])
+            self._rename_former_disk(attached[1] or attached[2], uptime)
         elif edac := _EDAC.match(message):
             event = "memory_corrected" if edac[2] == "CE" else "memory_uncorrected"
             self._count(event, ("dimm", edac[3]) if edac[3] else HOST_PART, uptime, int(edac[1]))
@@ -364,8 +368,13 @@ class EventCounts:
                 del self.newest[event, part]
             self._count("previous_boot", part, uptime)
 
-    def _rename_former_disk(self, name: str) -> None:
-        """Attribute all events of the disk with this name, so far, to a former disk: the kernel has given the name again."""
+    def _rename_former_disk(self, name: str, uptime: float) -> None:
+        """Attribute all events of the disk with this name, so far, to a former disk: the kernel has given the name again.
+
+        Exception: a locked SCSI disk denies commands before the kernel writes the message _ATTACHED about it.
+        """
+        if name.startswith("sd") and uptime - self._locked.get(name, float("-inf")) <= LOCKED_S:
+            return
         of_disk = re.compile(rf"{name}(?:(?:c\d+)?n\d+(?:p\d+)?)?" if name.startswith("nvme") else rf"{name}\d*")
         for event, part in [key for key in self.counts if key[1][0] == "disk" and of_disk.fullmatch(key[1][1])]:
             self.counts[event, ("disk", part[1] + FORMER)] += self.counts.pop((event, part))

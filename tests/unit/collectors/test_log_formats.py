@@ -584,6 +584,35 @@ def test_events_before_a_name_was_given_to_another_disk_are_of_a_former_disk(fou
         assert read.newest.keys() == read.counts.keys()
 
 
+def test_disk_that_is_locked_when_the_kernel_finds_it_is_no_former_disk() -> None:
+    """The messages are those of an external disk with a password. The kernel reads the disk again to find its partitions."""
+    found = (
+        "sd 6:0:0:0: [sdc] Unit Not Ready",
+        "sd 6:0:0:0: [sdc] Sense Key : Data Protect [current] ",
+        "sd 6:0:0:0: [sdc] Add. Sense: Logical unit access not authorized",
+        "sd 6:0:0:0: [sdc] 1952151552 512-byte logical blocks: (999 GB/930 GiB)",
+    )
+    denied = "critical target error, dev sdc, sector 0 op 0x0:(READ) flags 0x0 phys_seg 1 prio class 2"
+    later = "sd 6:0:0:0: [sdc] 7814037168 512-byte logical blocks: (4.00 TB/3.64 TiB)"
+    for lines, expected in (
+        ((*found, denied), {"sdc": "disk_locked"}),
+        ((*found, denied, later), {"sdc.former": "disk_locked"}),
+    ):
+        times = (f"[{90 if line == later else 3}.000000] {line}" for line in lines)
+        assert {part[1]: event for event, part, _ in counts(*times).events.by_part()} == expected
+
+
+@pytest.mark.parametrize("operation", ["WRITE", "READ"])
+def test_disk_that_is_write_protected_is_not_locked(operation: str) -> None:
+    """An SSD at the end of its life may reject all writes."""
+    lines = (
+        "sd 8:0:0:0: [sdb] tag#48 Sense Key : Data Protect [current] ",
+        "sd 8:0:0:0: [sdb] tag#48 Add. Sense: Write protected",
+        f"critical target error, dev sdb, sector 0 op 0x1:({operation}) flags 0x0 phys_seg 1 prio class 0",
+    )
+    assert [*counts(*lines).events.by_part()] == [("disk_error", ("disk", "sdb"), 1)]
+
+
 def test_firmware_records_with_different_numbers_are_counted_separately() -> None:
     (record,) = [lines for expected, lines in paragraphs() if expected == {"event memory_corrected dimm=P1-DIMMC1"}]
     again = [line.replace("{3}", f"{{{number}}}") for number in range(4, 24) for line in record]
