@@ -57,8 +57,8 @@ _LOCKED = (
     rf"{_NAMESPACE}: .* \(sct 0x2 / sc 0x86\)",
     r"sd [\d:]+: \[(?P<disk>sd\w+)\] .*Add\. Sense: Logical unit access not authorized",
 )
-"""Messages that a disk denies access: a self-encrypting disk (TCG Opal) that is locked. For each such command, the block layer then
-writes a medium error (NVMe) or a target error (SCSI). A SCSI disk with write protection, which an SSD at the end of its life has,
+"""Messages that a disk denies access: a self-encrypting disk (TCG Opal) that is locked. For each such command, the block layer
+then writes a medium error (NVMe) or a target error (SCSI). A write-protected SCSI disk, such as an SSD at the end of its life,
 sends the same sense key (Data Protect), but another additional sense (Write protected)."""
 _OF_BLOCK_LAYER = re.compile(f"{_BLOCK_LAYER}critical ")
 LOCKED_S = 60.0
