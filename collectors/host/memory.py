@@ -139,7 +139,9 @@ def _poisoned(files: Files) -> int | Absent:
     if isinstance(value, Absent) or not value or not of_gpus:
         return value
     names = files.matching(_NODES, r"node\d+", "the kernel has no NUMA support")
-    nodes = [] if isinstance(names, Absent) else [name for name in names if name in of_gpus or not _is_empty(files, name)]
+    nodes = (
+        [] if isinstance(names, Absent) else [name for name in names if name in of_gpus or not _is_empty(files, name)]
+    )
     failures = {name: files.read(f"{_NODES}/{name}/memory_failure/total", int) for name in nodes}
     of_host = [number for name, number in failures.items() if name not in of_gpus]
     pages = sum(number for name, number in failures.items() if name in of_gpus and not isinstance(number, Absent))

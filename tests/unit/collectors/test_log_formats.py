@@ -670,7 +670,8 @@ def test_records_of_the_previous_boot_that_the_kernel_skipped_are_counted() -> N
 
 
 @pytest.mark.parametrize(
-    ("uptime", "event"), [(2, "previous_boot"), (299, "previous_boot"), (300, "machine_check"), (90_000, "machine_check")]
+    ("uptime", "event"),
+    [(2, "previous_boot"), (299, "previous_boot"), (300, "machine_check"), (90_000, "machine_check")],
 )
 def test_machine_check_without_a_time_is_of_the_previous_boot_only_if_it_is_reported_at_the_boot(
     uptime: int, event: str

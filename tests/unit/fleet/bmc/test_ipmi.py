@@ -229,7 +229,12 @@ def test_new_entries_of_a_long_log_and_of_a_cleared_log_are_counted() -> None:
         (range(1, 5), 15, True, "the log is full"),
         (range(1, 5), 0, True, "the log is full"),
         (range(1, 5), 0, None, "the log is full"),
-        (range(1, 5), 0, False, ""),  # it has dropped nothing: it has just become full, or overwrites its oldest entries
+        (
+            range(1, 5),
+            0,
+            False,
+            "",
+        ),  # it has dropped nothing: it has just become full, or overwrites its oldest entries
     ],
 )
 def test_log_that_may_have_lost_entries_is_an_error(
