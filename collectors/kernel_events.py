@@ -32,7 +32,7 @@ _MLX5 = rf"mlx5_core {_PCI}(?: [^:]{{1,60}})?: (?:\w+:\d+:\(pid \d+\): )?"
 _VIRTUAL_DRIVES = "loop|ram|zram|sr|fd|nbd|rbd"
 _BLOCK = rf"(?P<disk>(?!{_VIRTUAL_DRIVES})[\w-]+)"
 _BLOCK_LAYER = "(?:(?:blk_update_request|print_req_error): )?"
-"""Function before a message of the block layer: `print_req_error` in Linux 4.18 to 5.2, and in RHEL 8.0 and 8.1;
+"""Function before a message of the block layer: `print_req_error` in Linux 4.13 to 5.2, and in RHEL 8.0 and 8.1;
 `blk_update_request` before and after; none since 5.16."""
 _WITHOUT_DATA = "(?:DISCARD|SECURE_ERASE|WRITE_SAME|WRITE_ZEROES)"
 """Operations of the kernel without data to read or write. A disk that does not support such an operation rejects it with a target
@@ -54,9 +54,13 @@ _XFS_DAMAGE = (
 )
 _NVME = r"nvme (?P<disk>nvme\d+): "
 _NAMESPACE = r"(?P<disk>nvme\d+(?:c\d+)?n\d+)"
-_LOCKED = (rf"{_NAMESPACE}: .* \(sct 0x2 / sc 0x86\)", r"sd [\d:]+: \[(?P<disk>sd\w+)\] .*Sense Key : Data Protect\b")
-"""Messages that a disk denies access: a self-encrypting disk (TCG Opal) that is locked, or a disk with write protection. For each
-such command, the block layer then writes a medium error (NVMe) or a target error (SCSI)."""
+_LOCKED = (
+    rf"{_NAMESPACE}: .* \(sct 0x2 / sc 0x86\)",
+    r"sd [\d:]+: \[(?P<disk>sd\w+)\] .*Add\. Sense: Logical unit access not authorized",
+)
+"""Messages that a disk denies access: a self-encrypting disk (TCG Opal) that is locked. For each such command, the block layer
+then writes a medium error (NVMe) or a target error (SCSI). A write-protected SCSI disk, such as an SSD at the end of its life,
+sends the same sense key (Data Protect), but another additional sense (Write protected)."""
 _OF_BLOCK_LAYER = re.compile(f"{_BLOCK_LAYER}critical ")
 LOCKED_S = 60.0
 """Time in seconds after a message _LOCKED in which the errors of this disk are those of commands that it denied. Both messages
@@ -129,8 +133,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("storage_controller", r"(?:mpt[23]sas_cm|mpi3mr)\d+: (?:fault_state|coredump_state|fault code)\(0x"),
     ("storage_controller", _adapter("hpsa") + "Controller lockup detected"),
     ("storage_controller", _adapter("smartpqi") + "(?:no heartbeat detected|controller (?:is )?offline)"),
-    ("storage_controller", rf"aacraid\d*(?: {_PCI})?: Host adapter (?:BLINK LED|reset request|(?:is )?dead)"),
-    ("storage_controller", r"aacraid\d*: adapter kernel panic"),
+    ("storage_controller", r"aacraid: Host adapter reset request|AAC: Host adapter (?:BLINK LED|(?:is )?dead)"),
+    ("storage_controller", rf"(?:AAC\d*|aacraid {_PCI}): adapter kernel panic"),
     # A volume of a RAID controller. The driver writes the events of the controller that are at least critical.
     ("array_member_failed", _adapter("megaraid_sas") + r"\d+ \([^)]*\) - VD \S+ is now (?:PARTIALLY )?(?:DEGRADED|OFFLINE)"),
     ("array_member_failed", rf"md/\w+:md\w+: Disk failure on {_BLOCK}, disabling device"),
@@ -176,8 +180,11 @@ _AMD = re.compile(r"\[Hardware Error\]: (?:Uncorrected, software|(System Fatal e
 """The text in parentheses: the processor had to stop. A kernel that finds such an error panics, unless the error is from before
 the boot (arch/x86/kernel/cpu/mce)."""
 _CHECK_TIME = re.compile(r"(?:mce: )?\[Hardware Error\]: TSC ([0-9a-f]+)\b")
-"""Second line about a machine check, with its time. The time is 0 if the kernel found the error in the bank of a processor when
-the kernel started: the error is from before the boot."""
+"""Second line about a machine check, with its time. The time is 0 if the kernel found the error when it read the banks of a
+processor: at its start, or later in its timer (arch/x86/kernel/cpu/mce/core.c, machine_check_poll)."""
+_FIRST_POLL_S = 300.0
+"""Uptime in seconds at which the timer reads the banks for the first time (INITIAL_CHECK_INTERVAL). An error without a time that
+the kernel reports earlier is from before the boot."""
 _ATTACHED = re.compile(r"(?:nvme (nvme\d+): pci function |sd [\d:]+: \[(sd\w+)\] \d+ \d+-byte logical blocks)")
 """Message that the kernel has found a disk, and has given it a name, which another disk may have had before."""
 EVENTS = tuple(
@@ -296,11 +303,11 @@ class EventCounts:
             self._check = machine_check, self.newest.get(machine_check, 0.0)
             self._count(*machine_check, uptime)
         elif time := _CHECK_TIME.match(message):
-            if time[1] == "0":
+            if time[1] == "0" and uptime < _FIRST_POLL_S:
                 self._move_check(uptime)
             self._check = None
         elif attached := _ATTACHED.match(message):
-            self._rename_former_disk(attached[1] or attached[2])
+            self._rename_former_disk(attached[1] or attached[2], uptime)
         elif edac := _EDAC.match(message):
             event = "memory_corrected" if edac[2] == "CE" else "memory_uncorrected"
             self._count(event, ("dimm", edac[3]) if edac[3] else HOST_PART, uptime, int(edac[1]))
@@ -361,9 +368,14 @@ class EventCounts:
                 del self.newest[event, part]
             self._count("previous_boot", part, uptime)
 
-    def _rename_former_disk(self, name: str) -> None:
-        """Attribute all events of the disk with this name, so far, to a former disk: the kernel has given the name again."""
-        of_disk = re.compile(rf"{name}(?:(?:c\d+)?n\d+)?p?\d*")
+    def _rename_former_disk(self, name: str, uptime: float) -> None:
+        """Attribute all events of the disk with this name, so far, to a former disk: the kernel has given the name again.
+
+        Exception: a locked SCSI disk denies commands before the kernel writes the message _ATTACHED about it.
+        """
+        if name.startswith("sd") and uptime - self._locked.get(name, float("-inf")) <= LOCKED_S:
+            return
+        of_disk = re.compile(rf"{name}(?:(?:c\d+)?n\d+(?:p\d+)?)?" if name.startswith("nvme") else rf"{name}\d*")
         for event, part in [key for key in self.counts if key[1][0] == "disk" and of_disk.fullmatch(key[1][1])]:
             self.counts[event, ("disk", part[1] + FORMER)] += self.counts.pop((event, part))
             self._see(event, ("disk", part[1] + FORMER), self.newest.pop((event, part), 0.0))

@@ -131,7 +131,8 @@ def _poisoned(files: Files) -> int | Absent:
 
     NVIDIA's driver has the kernel take pages of GPU memory out of use, if this memory is a NUMA node. Linux counts such pages in
     the same value of /proc/meminfo as those of the host. Since Linux 6.3, it counts them for each node too: if no node of the
-    host has such a page, the result is 0.
+    host has such a page, and the nodes of GPUs have all of them, the result is 0. (Pages that the kernel took out of use after
+    corrected errors are in the value, but not in the counts of the nodes.)
     """
     value = files.read("proc/meminfo", partial(optional_meminfo, key="HardwareCorrupted"))
     of_gpus = gpu_nodes(files)
@@ -139,12 +140,13 @@ def _poisoned(files: Files) -> int | Absent:
         return value
     names = files.matching(_NODES, r"node\d+", "the kernel has no NUMA support")
     nodes = (
-        []
-        if isinstance(names, Absent)
-        else [name for name in names if name not in of_gpus and not _is_empty(files, name)]
+        [] if isinstance(names, Absent) else [name for name in names if name in of_gpus or not _is_empty(files, name)]
     )
-    failures = [files.read(f"{_NODES}/{name}/memory_failure/total", int) for name in nodes]
-    return 0 if failures and all(number == 0 for number in failures) else value
+    failures = {name: files.read(f"{_NODES}/{name}/memory_failure/total", int) for name in nodes}
+    of_host = [number for name, number in failures.items() if name not in of_gpus]
+    pages = sum(number for name, number in failures.items() if name in of_gpus and not isinstance(number, Absent))
+    is_of_gpus = bool(of_host) and all(number == 0 for number in of_host) and value <= pages * resource.getpagesize()
+    return 0 if is_of_gpus else value
 
 
 def _of_host(files: Files, key: str, key_of_node: str) -> int | Absent:

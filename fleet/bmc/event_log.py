@@ -82,15 +82,18 @@ def is_fault_list(service: Resource) -> bool:
 
 
 def read_fault_list(session: RedfishSession, service: Resource) -> str | None:
-    """Return `OK`, or the worst severity and the texts of the faults that exist now; None if one of them has no severity.
+    """Return `OK`, or the worst severity and the texts of the faults that exist now.
 
-    Raises BmcError.
+    Return None if the service has no resource `Entries`. Raises BmcError if the list cannot be read, or if no fault in it has a
+    severity.
     """
-    items = session.members(session.linked(service, "Entries"))
-    entries = [entry for item in items if (entry := _entry(session, item)) and entry.severity != OK]
-    severities = {entry.severity for entry in entries}
-    if None in severities:
+    first = session.linked(service, "Entries")
+    if first is None:
         return None
+    entries = [entry for item in session.members(first) if (entry := _entry(session, item)) and entry.severity != OK]
+    severities = {entry.severity for entry in entries}
+    if severities == {None}:
+        raise BmcError("no fault in the list has a severity")
     worst = CRITICAL if CRITICAL in severities else WARNING
     return f"{worst}: {'; '.join(dict.fromkeys(entry.message for entry in entries))}"[:400] if entries else OK
 
@@ -116,31 +119,32 @@ def read_log(
         may_lose: whether lost entries are no error.
 
     Raises:
-        BmcError: the log cannot be read, it is unknown which entries are new, or entries are lost.
+        BmcError: the log cannot be read, it is unknown which entries are new, or entries may be lost and none of those that are
+            left reports a fault.
     """
     first = session.linked(service, "Entries")
     if first is None:
         return None
     count = first.get("Members@odata.count")
     total = count if type(count) is int and count >= 0 else len(first.get("Members") or ())
-    if _drops_entries(service, total):
-        raise BmcError(FULL)
     former = None if mark is None else Mark.parse(mark)
     entries = _newest_first(session, first, total)
     newest = next(entries, None)
     if newest is not None:
         entries = chain([newest], entries)
-    counts: Mapping[str, int] = {}
+    counts: Mapping[str, int] | None = None
     repeated: list[LogEntry] = []
     if newest and newest.count is not None:
         every = _every_entry(session, first, total)
         counts = _repeats(every)
-        if former:
+        if former and former.counts is not None:
             repeated = [entry for entry in every if counts.get(entry.number, 1) > former.counts.get(entry.number, 1)]
         entries = iter(every)
     new = entries_since(entries, former.entry, may_lose=may_lose) if former else []
     known = {*new}
     kept = [entry for entry in (*new, *(item for item in repeated if item not in known)) if entry.severity != OK]
+    if not kept and _drops_entries(service, total):
+        raise BmcError(FULL)
     newest_mark = Mark(entry=newest.mark if newest else EMPTY, counts=counts)
     return LogReading(
         entries=total, newest=str(newest_mark), new=tuple(kept[:MAX_NEW]), new_entries=min(len(kept), MAX_NEW + 1)

@@ -37,6 +37,9 @@ _PARTS = {
 _EMPTY_LOG = "record not present"
 ENTRY_BYTES = 16
 """Size of an entry of the log (IPMI 2.0, section 32.1)."""
+_SEL_INFO_BYTES = 14
+"""Size of the answer to Get SEL Info. Its last byte has the bit _OVERFLOW: events have been dropped for lack of space."""
+_OVERFLOW = 0x80
 
 
 def read_ipmi(target: BmcTarget, marks: Marks | None, deadline: float) -> Readings:
@@ -143,13 +146,13 @@ def _read_log(readings: Readings, command: Command, marks: Marks | None, deadlin
             raise
     mark = None if marks is None else marks.get(f"log={LOG}")
     try:
-        if entries and _is_full(command):
-            raise BmcError(FULL)
         new = entries_since(reversed(entries), mark) if mark is not None else []
+        kept = [entry for entry in new if entry.severity != OK]
+        if entries and not kept and _has_dropped_entries(command):
+            raise BmcError(FULL)
     except BmcError as error:
         readings.add("bmc.log.new_entries", (LOG,), None, str(error))
         return
-    kept = [entry for entry in new if entry.severity != OK]
     readings.add("bmc.log.entries", (LOG,), len(entries))
     readings.add("bmc.log.newest", (LOG,), entries[-1].mark if entries else EMPTY)
     readings.add("bmc.log.new_entries", (LOG,), min(len(kept), MAX_NEW + 1))
@@ -159,13 +162,17 @@ def _read_log(readings: Readings, command: Command, marks: Marks | None, deadlin
         readings.add("bmc.event.message", labels, f"{entry.created} {entry.message}".strip())
 
 
-def _is_full(command: Command) -> bool:
-    """Return whether the log has no space for another entry (IPMI 2.0, section 31.2, Get SEL Info)."""
+def _has_dropped_entries(command: Command) -> bool:
+    """Return whether the log is full and has dropped entries (IPMI 2.0, section 31.2, Get SEL Info).
+
+    A full log that overwrites its oldest entries has no free space either, but has dropped none.
+    """
     try:
         data = bytes(command.xraw_command(netfn=0x0A, command=0x40)["data"])
     except IpmiException:
         return False  # the BMC does not report the free space of its log
-    return len(data) >= 5 and int.from_bytes(data[3:5], "little") < ENTRY_BYTES
+    is_full = len(data) >= 5 and int.from_bytes(data[3:5], "little") < ENTRY_BYTES
+    return is_full and (len(data) < _SEL_INFO_BYTES or bool(data[_SEL_INFO_BYTES - 1] & _OVERFLOW))
 
 
 def _entry(event: Mapping[str, Any]) -> LogEntry:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from fleet.bmc.client import MAX_PAGES
@@ -64,18 +64,21 @@ class Mark:
 
     entry: str
     """ID and time of the newest entry (`LogEntry.mark`); EMPTY if the log has no entries."""
-    counts: Mapping[str, int] = field(default_factory=dict)
-    """Number of each event that has occurred more than once -> how often, if the log counts repeated events (HPE)."""
+    counts: Mapping[str, int] | None = None
+    """Number of each event that has occurred more than once -> how often; None if the log does not count repeated events, as that
+    of HPE does, or if a version of Rackproof made the mark that did not read these counts."""
 
     @classmethod
     def parse(cls, text: str) -> Mark:
         """Return the mark with this text."""
-        entry, _, counts = text.partition(_COUNTS)
-        return cls(entry=entry, counts={number: int(count) for number, count in re.findall(r"(\d+):(\d+)", counts)})
+        entry, has_counts, counts = text.partition(_COUNTS)
+        of_events = {number: int(count) for number, count in re.findall(r"(\d+):(\d+)", counts)}
+        return cls(entry=entry, counts=of_events if has_counts else None)
 
     def __str__(self) -> str:
-        counts = ",".join(f"{number}:{count}" for number, count in self.counts.items())
-        return f"{self.entry}{_COUNTS}{counts}" if counts else self.entry
+        if self.counts is None:
+            return self.entry
+        return self.entry + _COUNTS + ",".join(f"{number}:{count}" for number, count in self.counts.items())
 
 
 def entries_since(entries: Iterable[LogEntry], mark: str, *, may_lose: bool = False) -> list[LogEntry]:

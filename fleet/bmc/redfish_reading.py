@@ -233,10 +233,16 @@ def _read_logs(session: RedfishSession, readings: Readings, owners: Iterable[Res
             read.add(service.get("@odata.id"))
             name = label(f"{owner.get('Id', '')}.{service.get('Id', '')}")
             if is_fault_list(service):
-                faults = read_fault_list(session, service)
-                readings.add("bmc.part.health", (f"faults.{name}",), faults, "a fault in the list has no severity")
+                _read_fault_list(session, readings, f"faults.{name}", service)
             else:
                 _read_one_log(session, readings, name, service, marks, may_lose=may_lose_entries(service, services))
+
+
+def _read_fault_list(session: RedfishSession, readings: Readings, part: str, service: Resource) -> None:
+    try:
+        readings.add("bmc.part.health", (part,), read_fault_list(session, service))
+    except BmcError as error:
+        readings.add("bmc.part.health", (part,), None, str(error))
 
 
 def _read_one_log(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -271,28 +272,29 @@ def test_memory_of_the_host_is_unknown_if_that_of_a_gpu_cannot_be_read(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("failures", "expected"),
+    ("failures", "is_of_gpus"),
     [
-        ({0: 0, 1: 0, 2: 3}, 0),
-        ({0: 0, 1: 1, 2: 2}, 192 * 1024),
-        ({0: 3, 1: 0, 2: 0}, 192 * 1024),
-        ({0: 0, 2: 3}, 192 * 1024),  # node 1 does not report it
-        ({}, 192 * 1024),  # before Linux 6.3
+        ({0: 0, 1: 0, 2: 3}, True),
+        ({0: 0, 1: 0, 2: 1, 10: 2}, True),
+        ({0: 0, 1: 0, 2: 2}, False),  # the counts of the nodes lack pages with corrected errors
+        ({0: 0, 1: 1, 2: 2}, False),
+        ({0: 3, 1: 0, 2: 0}, False),
+        ({0: 0, 2: 3}, False),  # node 1 does not report it
+        ({}, False),  # before Linux 6.3
     ],
 )
 def test_poisoned_memory_of_a_gpu_is_not_memory_of_the_host(
-    tmp_path: Path, failures: Mapping[int, int], expected: int
+    tmp_path: Path, failures: Mapping[int, int], is_of_gpus: bool
 ) -> None:
     """`failures`: NUMA node -> number of its pages that the kernel took out of use. Nodes 2 and 10 are memory of GPUs."""
     files = host.grace_files("numa")
-    meminfo = str(files["proc/meminfo"]) + "HardwareCorrupted:   192 kB\n"
+    poisoned = 3 * resource.getpagesize()
+    meminfo = str(files["proc/meminfo"]) + f"HardwareCorrupted: {poisoned // 1024} kB\n"
     nodes = {
         f"sys/devices/system/node/node{node}/memory_failure/total": f"{number}\n" for node, number in failures.items()
     }
-    assert (
-        readings(host.build_tree(tmp_path, files=files | nodes | {"proc/meminfo": meminfo}))["host.memory.poisoned"]
-        == expected
-    )
+    tree = host.build_tree(tmp_path, files=files | nodes | {"proc/meminfo": meminfo})
+    assert readings(tree)["host.memory.poisoned"] == (0 if is_of_gpus else poisoned)
 
 
 def test_missing_hardware_of_a_minimal_host_is_not_an_error(tmp_path: Path) -> None:

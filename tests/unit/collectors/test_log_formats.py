@@ -569,6 +569,9 @@ def test_events_before_a_name_was_given_to_another_disk_are_of_a_former_disk(fou
         f"critical medium error, dev {other}{namespace}, sector 0",
     ]
     others = [("disk_error", f"{other}{namespace}", 1)]
+    if namespace:
+        errors.append(f"nvme {other}: controller is down; will reset: CSTS=0x3, PCI_STATUS=0x10")
+        others.append(("nvme_reset", other, 1))
     current = [(event, disk) for event, (_, disk), _ in counts(*errors[:2]).events.by_part()]
     former = [(event, f"{disk}.former", 1) for event, disk in current]
     for lines, expected in (
@@ -579,6 +582,35 @@ def test_events_before_a_name_was_given_to_another_disk_are_of_a_former_disk(fou
         read = counts(*(f"3,{number},{number}000000,-;{line}" for number, line in enumerate(lines))).events
         assert sorted(expected) == sorted((event, part[1], times) for event, part, times in read.by_part())
         assert read.newest.keys() == read.counts.keys()
+
+
+def test_disk_that_is_locked_when_the_kernel_finds_it_is_no_former_disk() -> None:
+    """The messages are those of an external disk with a password. The kernel reads the disk again to find its partitions."""
+    found = (
+        "sd 6:0:0:0: [sdc] Unit Not Ready",
+        "sd 6:0:0:0: [sdc] Sense Key : Data Protect [current] ",
+        "sd 6:0:0:0: [sdc] Add. Sense: Logical unit access not authorized",
+        "sd 6:0:0:0: [sdc] 1952151552 512-byte logical blocks: (999 GB/930 GiB)",
+    )
+    denied = "critical target error, dev sdc, sector 0 op 0x0:(READ) flags 0x0 phys_seg 1 prio class 2"
+    later = "sd 6:0:0:0: [sdc] 7814037168 512-byte logical blocks: (4.00 TB/3.64 TiB)"
+    for lines, expected in (
+        ((*found, denied), {"sdc": "disk_locked"}),
+        ((*found, denied, later), {"sdc.former": "disk_locked"}),
+    ):
+        times = (f"[{90 if line == later else 3}.000000] {line}" for line in lines)
+        assert {part[1]: event for event, part, _ in counts(*times).events.by_part()} == expected
+
+
+@pytest.mark.parametrize("operation", ["WRITE", "READ"])
+def test_disk_that_is_write_protected_is_not_locked(operation: str) -> None:
+    """An SSD at the end of its life may reject all writes."""
+    lines = (
+        "sd 8:0:0:0: [sdb] tag#48 Sense Key : Data Protect [current] ",
+        "sd 8:0:0:0: [sdb] tag#48 Add. Sense: Write protected",
+        f"critical target error, dev sdb, sector 0 op 0x1:({operation}) flags 0x0 phys_seg 1 prio class 0",
+    )
+    assert [*counts(*lines).events.by_part()] == [("disk_error", ("disk", "sdb"), 1)]
 
 
 def test_firmware_records_with_different_numbers_are_counted_separately() -> None:
@@ -635,6 +667,24 @@ def test_unnumbered_records_after_the_boot_message_are_of_the_previous_boot(
 def test_records_of_the_previous_boot_that_the_kernel_skipped_are_counted() -> None:
     read = counts("BERT: [Hardware Error]: Skipped 3 error records", "BERT: Total records found: 3").events
     assert list(read.by_part()) == [("previous_boot", ("", ""), 3)]
+
+
+@pytest.mark.parametrize(
+    ("uptime", "event"),
+    [(2, "previous_boot"), (299, "previous_boot"), (300, "machine_check"), (90_000, "machine_check")],
+)
+def test_machine_check_without_a_time_is_of_the_previous_boot_only_if_it_is_reported_at_the_boot(
+    uptime: int, event: str
+) -> None:
+    """The kernel writes the time 0 for errors that it finds in the banks at its start, and with its timer, every 5 minutes."""
+    lines = (
+        "mce: [Hardware Error]: CPU 7: Machine Check: 0 Bank 5: be00000000800400",
+        "mce: [Hardware Error]: TSC 0 ADDR 7f0012345678 MISC 7f0012345678 ",
+        "mce: [Hardware Error]: PROCESSOR 0:806f8 TIME 1793678706 SOCKET 0 APIC e microcode 2b0004d0",
+    )
+    read = counts(*(f"[{uptime}.000000] {line}" for line in lines)).events
+    assert list(read.by_part()) == [(event, ("processor", "7"), 1)]
+    assert {event for event, _ in read.newest} == {event}
 
 
 @pytest.mark.parametrize("times", [1, 3])

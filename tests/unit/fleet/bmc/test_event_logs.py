@@ -92,6 +92,21 @@ def test_entry_whose_condition_began_and_ended_since_the_previous_reading_is_a_w
     assert events(read_twice(certificate, log_of(entries[:1]), log_of(entries))) == {"2": "Warning"}
 
 
+@pytest.mark.parametrize("first", [1, 2])
+def test_repeated_events_are_not_new_if_the_mark_has_no_counts(certificate: Path, first: int) -> None:  # noqa: F811
+    """Earlier versions made marks without counts. A mark of a log in which no event had occurred twice has an empty list.
+
+    `first`: how often the event of the first entry had occurred at the previous reading.
+    """
+    before = log_of([hpe_entry(1, count=first), hpe_entry(2)])
+    after = log_of([hpe_entry(1, count=2), hpe_entry(2)])
+    with service(certificate, before) as served:
+        (mark,) = values(read(served.target(certificate)), "log.newest").values()
+    with service(certificate, after) as served:
+        for text, expected in ((mark, {"1": "Warning"} if first == 1 else {}), (mark.partition(" repeats")[0], {})):
+            assert events(read(served.target(certificate), {LOG: text})) == expected
+
+
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
@@ -219,6 +234,20 @@ def test_full_log_that_drops_new_entries_is_an_error(
     assert new.values == ({} if is_full else {LOG: 0})
 
 
+@pytest.mark.parametrize("severity", ["OK", "Critical"])
+def test_log_that_gets_full_is_an_error_unless_it_reports_a_fault(certificate: Path, severity: str) -> None:  # noqa: F811
+    """A fault that repeats, such as a memory error, often fills the log."""
+    before = log_of([bmc.entry(1, severity="OK")])
+    after = log_of([bmc.entry(number, severity=severity) for number in range(1, 4)])
+    for resources in (before, after):
+        resources[f"{V1}/Systems/1/LogServices/SEL"] |= {"OverWritePolicy": "NeverOverWrites", "MaxNumberOfRecords": 3}
+    metrics = read_twice(certificate, before, after)
+    if severity == "OK":
+        assert metrics["bmc.log.new_entries"].absent[LOG].startswith(_FULL)
+    else:
+        assert events(metrics) == {"2": severity, "3": severity}
+
+
 @pytest.mark.parametrize("form", ["{}T{}Z", "{} {} ", "{} {}"])
 def test_times_with_a_space_are_compared(certificate: Path, form: str) -> None:  # noqa: F811
     """The BMC of an Atos server writes the time `2022-06-13 12:19:21 `. The entry that was the newest before is missing."""
@@ -235,7 +264,8 @@ def test_times_with_a_space_are_compared(certificate: Path, form: str) -> None: 
         (["OK"], "OK"),
         (["Warning"], "Warning: event 1"),
         (["Warning", "Critical"], "Critical: event 1; event 2"),
-        (["Critical", None], None),
+        (["Critical", None], "Critical: event 1; event 2"),
+        (["OK", None], None),
     ],
 )
 def test_list_of_current_faults_is_read_as_health_and_not_as_an_event_log(
@@ -262,3 +292,26 @@ def test_list_of_current_faults_is_read_as_health_and_not_as_an_event_log(
     assert values(metrics, "part.health").get(scope) == expected
     assert (scope in metrics["bmc.part.health"].absent) is (expected is None)
     assert {*values(metrics, "log.newest")} == {LOG}
+
+
+@pytest.mark.parametrize(("links", "status"), [(False, 200), (True, 404), (True, 500)])
+def test_list_of_current_faults_that_cannot_be_read_is_not_ok(certificate: Path, links: bool, status: int) -> None:  # noqa: F811
+    """All other readings of the BMC are kept. A list that does not exist gives no reading, like a log that does not exist."""
+    path = f"{V1}/Systems/1/LogServices/FaultList"
+    resources = bmc.old_schema()
+    resources[f"{V1}/Systems/1/LogServices"]["Members"].append({"@odata.id": path})
+    resources[path] = {"@odata.id": path, "Id": "FaultList"}
+    if links:
+        resources[path]["Entries"] = {"@odata.id": f"{path}/Entries"}
+
+    def answer(request: BaseHTTPRequestHandler) -> bool:
+        if request.path != f"{path}/Entries":
+            return False
+        request.reply(status, {})  # type: ignore[attr-defined]
+        return True
+
+    with service(certificate, resources, answer) as served:
+        metrics = read(served.target(certificate))
+    assert values(metrics, "readable") == {"host": True}
+    assert "part=faults.1.FaultList" not in values(metrics, "part.health")
+    assert ("part=faults.1.FaultList" in metrics["bmc.part.health"].absent) is (status == 500)

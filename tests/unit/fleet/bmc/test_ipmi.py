@@ -193,14 +193,15 @@ def event(number: int, **changed: Any) -> dict[str, Any]:
     return fields | {"component_type": "Temperature"} | changed
 
 
-def read_log(events: list[dict[str, Any]], mark: str, space: int = 0xFFFF) -> Readings:
+def read_log(events: list[dict[str, Any]], mark: str, space: int = 0xFFFF, overflow: bool | None = False) -> Readings:
     """Read a log with these events.
 
     `mark`: ID and time of the newest entry at the previous reading, or the text `none` if the log was empty then.
-    `space`: the free space of the log in bytes.
+    `space`: the free space of the log in bytes. `overflow`: whether it has dropped events; None if it does not tell.
     """
     readings = Readings()
-    information = b"\x51\0\0" + space.to_bytes(2, "little") + 9 * b"\0"
+    flags = b"" if overflow is None else bytes([0x80 * overflow | 0x02])
+    information = b"\x51\0\0" + space.to_bytes(2, "little") + 8 * b"\0" + flags
     command: Any = SimpleNamespace(
         get_event_log=lambda: iter(events), xraw_command=lambda netfn, command: {"data": bytearray(information)}
     )
@@ -220,22 +221,39 @@ def test_new_entries_of_a_long_log_and_of_a_cleared_log_are_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("numbers", "space", "expected"),
+    ("numbers", "space", "overflow", "expected"),
     [
-        (range(1, 5), 16, ""),
-        (range(4, 6), 16, "the log has no entry from before"),
-        ((), 16, "the log has no entry from before"),
-        (range(1, 5), 15, "the log is full"),
-        (range(1, 5), 0, "the log is full"),
+        (range(1, 5), 16, True, ""),
+        (range(4, 6), 16, False, "the log has no entry from before"),
+        ((), 16, False, "the log has no entry from before"),
+        (range(1, 5), 15, True, "the log is full"),
+        (range(1, 5), 0, True, "the log is full"),
+        (range(1, 5), 0, None, "the log is full"),
+        (
+            range(1, 5),
+            0,
+            False,
+            "",
+        ),  # it has dropped nothing: it has just become full, or overwrites its oldest entries
     ],
 )
-def test_log_that_may_have_lost_entries_is_an_error(numbers: Iterable[int], space: int, expected: str) -> None:
+def test_log_that_may_have_lost_entries_is_an_error(
+    numbers: Iterable[int], space: int, overflow: bool | None, expected: str
+) -> None:
     """The newest entry of the previous reading has the number 3."""
     events = [event(number, severity=0, timecode=1_780_000_000 + number) for number in numbers]
     mark = _entry(event(3, timecode=1_780_000_003)).mark
-    metrics = {item.name: item for item in read_log(events, mark, space).metrics()}
+    metrics = {item.name: item for item in read_log(events, mark, space, overflow).metrics()}
     assert metrics["bmc.log.new_entries"].absent.get("log=SEL", "").startswith(f"error: {expected}" if expected else "")
     assert metrics["bmc.log.new_entries"].values == ({} if expected else {"log=SEL": 0})
+
+
+def test_log_that_a_fault_has_filled_reports_the_fault() -> None:
+    events = [event(1, severity=0), *(event(number, severity=2) for number in (2, 3))]
+    readings = read_log(events, _entry(events[0]).mark, space=0, overflow=True)
+    metrics = {item.name: item for item in readings.metrics()}
+    assert metrics["bmc.log.new_entries"].values == {"log=SEL": 2}
+    assert len(metrics["bmc.event.severity"].values) == 2
 
 
 def test_events_of_severity_ok_neither_count_nor_hide_an_older_error() -> None:
