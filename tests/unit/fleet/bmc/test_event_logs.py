@@ -136,7 +136,7 @@ def test_log_of_alerts_and_copy_of_a_log_are_not_read_if_the_other_log_exists(
 
 
 @pytest.mark.parametrize("expands", [True, False])
-def test_links_to_entries_of_repeated_events_are_read_in_one_request_if_possible(certificate: Path, expands: bool) -> None:  # noqa: F811
+def test_linked_entries_of_repeated_events_are_read_in_one_request(certificate: Path, expands: bool) -> None:  # noqa: F811
     entries = {f"{SEL}/{number}": hpe_entry(number, count=2) for number in range(1, 31)}
     log = log_of([{"@odata.id": path} for path in entries]) | entries
 
