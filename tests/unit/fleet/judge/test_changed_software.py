@@ -168,6 +168,19 @@ def test_hosts_with_different_changes_are_not_counted_together(tmp_path: Path) -
     assert {item.kind for item in failures(run)} == {VerdictKind.LIMIT}
 
 
+@pytest.mark.parametrize("share", [1.0, LOST], ids=["healthy without the change", "slow without the change"])
+def test_change_is_not_the_cause_if_parts_without_it_are_slow_too(share: float, tmp_path: Path) -> None:
+    """Warm air slows all parts, those with an earlier version of NCCL as well."""
+    hosts = ("h1", "h2", "h3", "h4")
+    slow = {(host, scope): LOST if host in HOSTS else share for host in hosts for scope in ("gpu=0", "gpu=1")}
+
+    def only_on_h1_and_h2(record: Record, version: str) -> Record:
+        return WITH_EFFECT["nccl"](record, version if record.host in HOSTS else "1.0")
+
+    verdicts = failures(later_run(tmp_path, only_on_h1_and_h2, slow, hosts=hosts))
+    assert {item.kind for item in verdicts} == {VerdictKind.SOFTWARE if share == 1 else VerdictKind.LIMIT}
+
+
 def test_figures_of_several_hosts_are_not_attributed_to_a_change(tmp_path: Path) -> None:
     """A fault of the network that the hosts share makes them worse together, too."""
     (verdict, *_) = failures(later_run(tmp_path, WITH_EFFECT["nccl"], dict.fromkeys(PARTS, LOST)))
