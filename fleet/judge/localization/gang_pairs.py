@@ -445,13 +445,13 @@ def _is_gross_fault(suspect: Suspect) -> bool:
 def _failed_alone(members: Mapping[str, HostView], verdicts: Iterable[Verdict]) -> Iterator[End]:
     """Yield the ends whose GPU is at fault by a check of the host alone.
 
-    Checks of measurements between hosts do not count, nor failures that a wrong inventory explains.
+    Checks of measurements between hosts do not count, nor failures that a wrong inventory or other software explains.
     """
     for verdict in verdicts:
         view = members.get(verdict.host)
         scope = verdict.part_scope
         is_joint = verdict.stage == STAGE and from_benchmark(verdict.name)
-        is_of_inventory = verdict.kind in OF_INVENTORY and verdict.action == "configure"
-        requires_action = verdict.verdict == FAIL and verdict.action != "none" and not is_of_inventory
+        is_of_setup = verdict.kind in (*OF_INVENTORY, VerdictKind.SOFTWARE) and verdict.action == "configure"
+        requires_action = verdict.verdict == FAIL and verdict.action != "none" and not is_of_setup
         if view and requires_action and not is_joint and scope in view.host.scopes:
             yield verdict.host, view.host.scopes.index(scope)
