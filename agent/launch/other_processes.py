@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from agent.launch.process_tree import ProcessTree
 from agent.sampling.launch_thread import LaunchThread
@@ -48,9 +47,22 @@ class OtherProcessWatch(LaunchThread):
         for index, processes in listed.items():
             for pid, name in processes.items():
                 # A process that has ended since the list was made may have been a rank that was in no earlier scan.
-                if pid not in own and Path(f"/proc/{pid}").is_dir():
+                if pid not in own and _runs(pid):
                     self._others.setdefault(index, f"process {pid}{f' ({name})' if name else ''}")
 
     def others(self) -> dict[str, str]:
         """Return the scope of each GPU that another process used -> the first such process, such as `process 4711 (python3)`."""
         return {f"gpu={index}": text for index, text in sorted(self._others.items())} if self._has_own else {}
+
+
+def _runs(pid: int) -> bool:
+    """Return whether the process runs. /proc may not list the processes of other users (mount option hidepid)."""
+    if pid <= 0:
+        return False
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return True

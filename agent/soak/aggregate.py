@@ -158,14 +158,16 @@ def _one_round(value: float) -> Samples:
 
 
 def select_launches(launches: Sequence[Launch]) -> tuple[Launch, ...]:
-    """Return the first launch, the last LAST_LAUNCHES and the first FAILED_LAUNCHES failed launches.
+    """Return the first launch, the last LAST_LAUNCHES, the first FAILED_LAUNCHES failed launches, and some with other processes.
 
-    The logs of successful launches are removed.
+    For each GPU that another process used, the first such launch is kept. The logs of successful launches are removed.
     """
+    used = {gpu: index for index in reversed(range(len(launches))) for gpu in launches[index].other_processes}
     failed = [index for index, launch in enumerate(launches) if not launch.succeeded]
     chosen = {
         *range(FIRST_LAUNCHES),
         *failed[:FAILED_LAUNCHES],
+        *used.values(),
         *range(max(0, len(launches) - LAST_LAUNCHES), len(launches)),
     }
     return tuple(_without_logs(launch) for index, launch in enumerate(launches) if index in chosen)

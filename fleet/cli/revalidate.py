@@ -30,9 +30,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--runs", type=Path, default=ROOT / "runs", help="directory of the runs (default: runs, next to playbooks)"
     )
     verb.add_argument(
-        "--may-update",
+        "--active",
         action="store_true",
-        help="measure nothing: exit 0 if no run in --runs is active, so that the checkout may be updated, and 75 if one is. "
+        help="measure nothing: exit 0 if a run in --runs is active, so that the checkout must not be updated, and 1 if none is. "
         "Schedules with rackproof_schedule_repository use this option",
     )
     verb.add_argument(

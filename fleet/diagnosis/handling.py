@@ -200,9 +200,9 @@ HANDLING = {
         ),
     ),
     ("software-changed", "configure", ""): Handling(
-        "Install the earlier versions on one host, and measure it again. If its figures are good, keep the earlier versions. Or "
-        "accept the new level: measure the hosts in a full run without rackproof_baseline, then rackproof baseline accept RUN "
-        "--replace.",
+        "Install the earlier versions on one host, and measure it again. If its figures are then good, the change is the cause: "
+        "keep the earlier versions, or accept the new level (measure the hosts in a full run without rackproof_baseline, then "
+        "rackproof baseline accept RUN --replace).",
         "if the figures stay low with the earlier versions, compare power, clocks, cooling and settings with those of the "
         "accepted run.",
     ),

@@ -44,8 +44,8 @@ def revalidate(options: argparse.Namespace) -> int:
     Do nothing and return HELD if another process has locked the run. Do the same if a run that began in the same minute was
     already accepted or rejected, because the new run would get the same id.
     """
-    if options.may_update:
-        return _may_update(options.runs)
+    if options.active:
+        return _is_active(options.runs)
     directory = _directory(options)
     run_id = directory.name
     arguments = [argument for source in options.inventory for argument in ("-i", _inventory(source))]
@@ -92,16 +92,16 @@ def revalidate(options: argparse.Namespace) -> int:
     return EXIT_CODES[str(report["decision"])] or (EXIT_CODES[INCOMPLETE] if problems else 0)
 
 
-def _may_update(runs: Path) -> int:
-    """Return 0 if the checkout may be updated, otherwise HELD: a run must end with the version with which it began."""
+def _is_active(runs: Path) -> int:
+    """Return 0 if a run is active, otherwise 1. A run must end with the version of the checkout with which it began."""
     owner = run_lock.running(runs.absolute())
     if owner is None:
-        return 0
+        return 1
     print(
         f"rackproof: the checkout is not updated, because run {owner.run_id} is locked by {owner.who()} since {owner.since}",
         file=sys.stderr,
     )
-    return HELD
+    return 0
 
 
 def _inventory(source: str) -> str:

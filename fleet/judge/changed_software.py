@@ -3,6 +3,8 @@
 A new driver, NCCL, torch or firmware, or a new version of Rackproof, can change a figure on all parts. If most parts on which the
 same versions changed miss the limit from the baseline, no single part is at fault. The verdicts remain failures, with the kind
 `software` and the action `configure`. A part that is slower than the others still has a failure of its own.
+
+If most parts without a change miss the limit too, they have another cause, such as warm air, and the change explains nothing.
 """
 
 from __future__ import annotations
@@ -10,12 +12,12 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from fleet.judge.baseline import outcome_params
 from fleet.judge.criteria import Criterion
 from fleet.judge.evaluate import evaluate
-from fleet.judge.evidence import from_benchmark
+from fleet.judge.evidence import RACKPROOF, from_benchmark
 from fleet.judge.finding import FLOORS
 from fleet.judge.host_view import HostView
 from fleet.judge.outliers import FleetFigures
@@ -34,28 +36,40 @@ _MAX_CHARACTERS = 100
 
 _Change = tuple[tuple[str, str, str], ...]
 """Component, earlier and present version of each component that has another version than when the host was accepted."""
+_NO_CHANGE: _Change = ()
 _Key = tuple[_Change, str, str, str, tuple[tuple[str, Value], ...]]
 """Change, id of the criterion, name and stage of the figure, and its settings."""
 
 
+@dataclass(frozen=True)
+class _Loss:
+    """A figure that most parts miss."""
+
+    median: float
+    """Median of the figure, as a share of its limit."""
+    missed: int
+    parts: int
+
+
 class SoftwareChanges:
-    """The figures of parts whose software changed since they were accepted, as shares of their limits.
+    """The figures of parts as shares of their limits, by what changed in their software since they were accepted.
 
     The objects of several hosts can be merged (`update`) in any order. Call `complete` after the last merge.
     """
 
     def __init__(self) -> None:
         self._shares: dict[_Key, list[float]] = defaultdict(list)
-        self._medians: dict[_Key, float] = {}
-        """Only of the figures that most parts miss."""
+        self._losses: dict[_Key, _Loss] = {}
 
     def add(self, view: HostView, figures: FleetFigures) -> None:
         """Add a host. `figures` is only passed on: a criterion that compares with a baseline does not compare with the fleet."""
-        if change := changed_versions(view):
-            for criterion in filter(_is_floor_of_figure, view.criteria().values()):
-                for verdict in evaluate(view, criterion, figures):
-                    if verdict.verdict in (PASS, FAIL) and (share := _share(verdict)) is not None:
-                        self._shares[_key(change, verdict)].append(share)
+        change = changed_versions(view)
+        if change is None:
+            return
+        for criterion in filter(_is_floor_of_figure, view.criteria().values()):
+            for verdict in evaluate(view, criterion, figures):
+                if verdict.verdict in (PASS, FAIL) and (share := _share(verdict)) is not None:
+                    self._shares[_key(change, verdict)].append(share)
 
     def update(self, other: SoftwareChanges) -> None:
         """Add the hosts of another object."""
@@ -63,28 +77,31 @@ class SoftwareChanges:
             self._shares[key] += shares
 
     def complete(self) -> None:
-        """Find the figures that most parts miss."""
+        """Find the figures that most parts miss. The shares are then removed, to save memory."""
         for key, shares in self._shares.items():
             if len(shares) >= MIN_PARTS and (median := statistics.median_high(shares)) < 1:
-                self._medians[key] = median
+                self._losses[key] = _Loss(median, sum(share < 1 for share in shares), len(shares))
+        self._shares.clear()
 
     def explain(self, change: _Change, criterion: Criterion, verdict: Verdict) -> str:
         """Return which change explains the failure; empty if none does.
 
         A change does not explain that a part is slower than the median part by more than the criterion allows.
         """
-        key, share, rule = _key(change, verdict), _share(verdict), criterion.baseline
-        median = self._medians.get(key)
-        if median is None or share is None or rule is None or share < rule.fraction * median:
+        share, rule = _share(verdict), criterion.baseline
+        loss = self._losses.get(_key(change, verdict))
+        if loss is None or share is None or rule is None or share < rule.fraction * loss.median:
             return ""
-        shares = self._shares[key]
-        missed = sum(other < 1 for other in shares)
-        return f"{missed} of {len(shares)} such figures are below their limits since {_describe(change)}"
+        if _key(_NO_CHANGE, verdict) in self._losses:
+            return ""
+        return f"{loss.missed} of {loss.parts} such figures are below their limits since {_describe(change)}"
 
 
 def with_changed_software(view: HostView, verdicts: Sequence[Verdict], changes: SoftwareChanges) -> list[Verdict]:
     """Return the verdicts on one host. Failures that a change of the software explains get the kind `software`."""
     change, criteria = changed_versions(view), view.criteria()
+    if not change:
+        return list(verdicts)
 
     def explained(verdict: Verdict) -> Verdict:
         criterion = criteria.get(verdict.criterion)
@@ -96,13 +113,16 @@ def with_changed_software(view: HostView, verdicts: Sequence[Verdict], changes: 
         reason = f"{verdict.reason}; {why}"
         return replace(verdict, reason=reason, detail=why, kind=VerdictKind.SOFTWARE, action="configure", severity="")
 
-    return [explained(verdict) for verdict in verdicts] if change else list(verdicts)
+    return [explained(verdict) for verdict in verdicts]
 
 
-def changed_versions(view: HostView) -> _Change:
-    """Return the versions of the host that differ from those with which it was accepted; empty without a baseline."""
+def changed_versions(view: HostView) -> _Change | None:
+    """Return the versions of the host that differ from those with which it was accepted; None if this is not known."""
     host = view.evidence.baseline.host if view.evidence.baseline else None
-    return tuple(_changes(view, host.versions)) if view.plan.baseline and host and view.has_record else ()
+    if not (view.plan.baseline and host and view.has_record):
+        return None
+    # Earlier versions of Rackproof did not accept the versions of the ranks' software, so these may have changed, too.
+    return tuple(_changes(view, host.versions)) or (_NO_CHANGE if RACKPROOF in host.versions else None)
 
 
 def _changes(view: HostView, accepted: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:

@@ -132,7 +132,7 @@ def judge_hosts(
         *silent_pairs(with_record),
     ]
     return [
-        *with_one_machine(views, of_gangs, stats.machines),
+        *with_one_machine(views, with_other_processes(views, of_gangs), stats.machines),
         *duplicate_identities(evidence, stats.duplicates),
         *expectations.partitioned_gangs(plan, evidence),
         *expectations.contradictory_members(plan, evidence),
@@ -261,7 +261,7 @@ def _annotate(view: HostView, verdicts: Sequence[Verdict], stats: FleetStats) ->
         verdict = _with_log_lifetime(with_missing_gpus(view, with_module(view, verdict), stats.slots))
         verdict = with_slot_limit(view, with_virtual_hardware(view, verdict), verdicts, stats.lanes)
         verdict = with_bmc_part(with_bmc_event(view, verdict), verdicts)
-        verdict = with_processor_limit(view, with_other_processes(view, with_drift_time(view, verdict)))
+        verdict = with_processor_limit(view, with_drift_time(view, verdict))
         verdict = with_confidential_compute(view, verdict, verdicts)
         annotated.append(with_advisory(view, verdict))
     return annotated

@@ -471,14 +471,14 @@ def _failed_alone(
     """Yield the ends whose GPU fails a check without other hosts that explains slow pairs.
 
     If the port of the end is normal (`ports`), every check explains them, otherwise only those in ON_PATH. Checks without an
-    action do not count, nor failures that a wrong inventory explains.
+    action do not count, nor failures that a wrong inventory or other software explains.
     """
     for verdict in verdicts:
         view = members.get(verdict.host)
         scope = verdict.part_scope
         is_joint = verdict.stage == STAGE and from_benchmark(verdict.name)
-        is_of_inventory = verdict.kind in OF_INVENTORY and verdict.action == "configure"
-        requires_action = verdict.verdict == FAIL and verdict.action != "none" and not is_of_inventory
+        is_of_setup = verdict.kind in (*OF_INVENTORY, VerdictKind.SOFTWARE) and verdict.action == "configure"
+        requires_action = verdict.verdict == FAIL and verdict.action != "none" and not is_of_setup
         if view and requires_action and not is_joint and scope in view.host.scopes:
             end = verdict.host, view.host.scopes.index(scope)
             if ports.get(end) == GPU or any(fnmatchcase(verdict.name, pattern) for pattern in ON_PATH):

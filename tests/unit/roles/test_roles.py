@@ -912,8 +912,10 @@ FAKE_RACKPROOF = """
 import pathlib, sys
 with pathlib.Path(__file__).with_name("calls").open("a") as log:
     print(*sys.argv[1:], file=log)
-active = pathlib.Path(__file__).with_name("active").exists()
-sys.exit(2 if "--not-updated" in sys.argv else 75 if "--may-update" in sys.argv and active else 0)
+active, broken = (pathlib.Path(__file__).with_name(name).exists() for name in ("active", "broken"))
+if broken:
+    raise ImportError
+sys.exit(2 if "--not-updated" in sys.argv else 1 if "--active" in sys.argv and not active else 0)
 """
 
 
@@ -993,16 +995,24 @@ def test_schedule_updates_a_checkout_of_another_account_and_sends_a_notification
     (site / "active").touch()
     assert started(site, kind) == 0
     assert not (site / "new").exists()  # a run is active
-    assert [call.split()[1] for call in calls(site)] == ["--may-update", *measured]
+    assert [call.split()[1] for call in calls(site)] == ["--active", *measured]
     (site / "active").unlink()
     (site / "calls").unlink()
     assert started(site, kind) == 0
     assert (site / "new").exists()
-    assert [call.split()[1] for call in calls(site)] == ["--may-update", *measured]
+    assert [call.split()[1] for call in calls(site)] == ["--active", *measured]
     (site / "calls").unlink()
     (site.parent / "upstream").rename(site.parent / "moved")
     assert started(site, kind) == 2
-    assert [call.split()[1] for call in calls(site)] == ["--may-update", "--not-updated"]
+    assert [call.split()[1] for call in calls(site)] == ["--active", "--not-updated"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give the checkout to another account")
+@pytest.mark.parametrize("kind", ["cron", "systemd"])
+def test_update_repairs_a_checkout_whose_rackproof_does_not_start(site: Path, kind: str) -> None:
+    (site / "broken").touch()
+    started(site, kind)
+    assert (site / "new").exists()
 
 
 SCHEDULES = [

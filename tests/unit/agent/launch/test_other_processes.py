@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from agent.launch.other_processes import OtherProcessWatch
+from tests import ROOT
 
 RANK = os.getpid()
 OTHER = os.getppid()
@@ -54,6 +55,32 @@ def test_process_that_has_ended_is_not_reported(child: int) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
     assert others({0: {child: "python3", ended.pid: "true"}}) == {}
+
+
+HIDDEN = f"""
+import os
+from agent.launch.other_processes import OtherProcessWatch
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+assert not os.path.exists("/proc/{OTHER}")
+watch = OtherProcessWatch([0], lambda _: {{0: {{os.getpid(): "python3", {OTHER}: "train"}}}})
+watch.look()
+print(watch.others())
+"""
+"""A program that cannot see the processes of other users."""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount /proc")
+def test_process_that_proc_does_not_list_is_reported() -> None:
+    mount = ("unshare", "--mount", "sh", "-c", 'mount -t proc -o hidepid=2 proc /proc && exec "$@"', "sh")
+    done = subprocess.run([*mount, sys.executable, "-c", HIDDEN], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{{'gpu=0': 'process {OTHER} (train)'}}\n"
+
+
+@pytest.mark.parametrize("pid", [0, 2**32 - 1])
+def test_number_that_is_no_process_is_not_reported(child: int, pid: int) -> None:
+    assert others({0: {child: "python3", pid: ""}}) == {}
 
 
 def test_nothing_is_reported_if_the_driver_lists_no_process_of_the_launch() -> None:

@@ -399,6 +399,20 @@ def test_first_last_and_failed_launches_are_kept() -> None:
     assert [bool(launch.log_tail) for launch in kept] == [False, True, True, False, False, False]
 
 
+def test_first_launch_during_which_another_process_used_each_gpu_is_kept() -> None:
+    """The process may have slowed the GPU for hours, which is a drift, but not a fault of the GPU."""
+    kept: tuple[Launch, ...] = ()
+    for number in range(1, 400):
+        used = {f"gpu={gpu}": "process 4711 (train)" for gpu, rounds in USED_ROUNDS.items() if number in rounds}
+        launch = replace(builders.launch(SOAK, ("h1",), devices=2), number=number, other_processes=used)
+        kept = select_launches([*kept, launch])
+    assert [launch.number for launch in kept] == [1, 100, 150, 397, 398, 399]
+
+
+USED_ROUNDS = {0: range(100, 200), 1: range(150, 160)}
+"""GPU -> rounds during which another process used it."""
+
+
 def soak_snapshot(phase: str, second: int, **changes: Any) -> Snapshot:
     """Return a snapshot of the soak, taken `second` s after 04:00. `changes`: readings to replace, as in builders.snapshot."""
     snapshot = builders.snapshot(range(1), stage=SOAK, phase=phase, **changes)

@@ -1034,17 +1034,17 @@ def test_incomplete_run_is_resumed(scheduled: ScheduledRevalidation) -> None:
 def test_checkout_may_be_updated_only_if_no_run_is_active(
     scheduled: ScheduledRevalidation, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["revalidate", "-i", "x,", f"--runs={scheduled.runs}", "--name=r", "--may-update"]
-    assert main(command) == 0
+    command = ["revalidate", "-i", "x,", f"--runs={scheduled.runs}", "--name=r", "--active"]
+    assert main(command) == 1
     lock = scheduled.runs / "burnin" / "lock.json"
     lock.parent.mkdir(parents=True)
     with subprocess.Popen(["sleep", "60"]) as process:
         lock.write_text(f"{json.dumps(claim_to_json(claim('burnin', scheduled.runs, process.pid, utc_now())))}\n")
         code, output = main(command), capsys.readouterr().err
         process.kill()
-    assert code == 75
+    assert code == 0
     assert "the checkout is not updated, because run burnin is locked by " in output
-    assert main(command) == 0  # the process has ended
+    assert main(command) == 1  # the process has ended
     assert scheduled.played() == []
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from fleet.judge.changed_software import _share
 from fleet.judge.criteria import read_packs
-from fleet.judge.judge import judge
+from fleet.judge.judge import host_views, judge
+from fleet.judge.localization.gang_pairs import _failed_alone
 from fleet.records import baseline_store
 from fleet.records.load import load
 from schemas import documents
@@ -168,8 +169,32 @@ def test_hosts_with_different_changes_are_not_counted_together(tmp_path: Path) -
     assert {item.kind for item in failures(run)} == {VerdictKind.LIMIT}
 
 
+@pytest.mark.parametrize("share", [1.0, LOST], ids=["healthy without the change", "slow without the change"])
+def test_change_is_not_the_cause_if_parts_without_it_are_slow_too(share: float, tmp_path: Path) -> None:
+    """Warm air slows all parts, those with an earlier version of NCCL as well."""
+    hosts = ("h1", "h2", "h3", "h4")
+    slow = {(host, scope): LOST if host in HOSTS else share for host in hosts for scope in ("gpu=0", "gpu=1")}
+
+    def only_on_h1_and_h2(record: Record, version: str) -> Record:
+        return WITH_EFFECT["nccl"](record, version if record.host in HOSTS else "1.0")
+
+    verdicts = failures(later_run(tmp_path, only_on_h1_and_h2, slow, hosts=hosts))
+    assert {item.kind for item in verdicts} == {VerdictKind.SOFTWARE if share == 1 else VerdictKind.LIMIT}
+
+
 def test_figures_of_several_hosts_are_not_attributed_to_a_change(tmp_path: Path) -> None:
     """A fault of the network that the hosts share makes them worse together, too."""
     (verdict, *_) = failures(later_run(tmp_path, WITH_EFFECT["nccl"], dict.fromkeys(PARTS, LOST)))
     assert _share(verdict) == pytest.approx(LOST / 0.96)
     assert _share(replace(verdict, stage=GANG)) is None
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_failure_that_a_change_explains_does_not_make_the_gpu_the_suspect_for_a_slow_nic(
+    version: str, tmp_path: Path
+) -> None:
+    """If a pair of hosts is slow, the suspect is the GPU if it also failed alone, otherwise the NIC."""
+    run = load(later_run(tmp_path, WITH_EFFECT["nccl"], dict.fromkeys(PARTS, LOST), now=version))
+    views = {view.host.name: view for view in host_views(run.plan, run.evidence, PACKS)}
+    failed = set(_failed_alone(views, judge(run.plan, run.evidence, PACKS)))
+    assert failed == (set() if version == "2.0" else {(host, index) for host in HOSTS for index in (0, 1)})

@@ -10,6 +10,7 @@ import pytest
 from fleet.judge import judge
 from fleet.judge.criteria import read_packs
 from fleet.judge.evidence import Evidence
+from fleet.judge.reboots import BOOT_ID
 from fleet.records.load import load
 from schemas.plans import Plan
 from schemas.records import Metric, Record
@@ -80,6 +81,41 @@ def test_slow_gpu_is_not_faulty_if_another_process_started_during_the_stage(stag
         assert (verdict.action == "configure") is is_excused
         text = "process 4711 (train) used gpu=0: end that process, and measure again"
         assert (text in verdict.detail) is is_excused
+
+
+def test_gpu_that_is_slow_with_all_partners_is_not_faulty_if_another_process_used_it() -> None:
+    run = load(ROOT / "docs" / "measurements" / "h200x4-four-hosts")
+
+    def changed(record: Record, *, is_used: bool) -> Record:
+        """Return the record of a host of its own machine, in a gang in which all pairs with host2 are slow."""
+        observations = tuple(
+            replace(each, value=each.value * 0.1)
+            if isinstance(each.value, float)
+            and each.name == "pairs.bandwidth"
+            and "host2" in (record.host, each.scope.rpartition("=")[2])
+            else each
+            for each in record.observations
+        )
+        snapshots = tuple(
+            replace(each, metrics=tuple(item for item in each.metrics if item.name != BOOT_ID))
+            for each in record.snapshots
+        )
+        used = {"gpu=1": "process 4711 (train)"} if is_used and record.host == "host2" else {}
+        launches = tuple(replace(each, other_processes=used) for each in record.launches)
+        return replace(record, observations=observations, snapshots=snapshots, launches=launches)
+
+    for is_used in (False, True):
+        evidence = {
+            host: replace(each, records=tuple(changed(record, is_used=is_used) for record in each.records))
+            for host, each in run.evidence.items()
+        }
+        [verdict] = [
+            each
+            for each in judge.judge(run.plan, evidence, read_packs([]))
+            if (each.verdict, each.name) == (FAIL, "pairs.bandwidth")
+        ]
+        assert (verdict.host, verdict.part_scope) == ("host2", "gpu=1")
+        assert verdict.action == ("configure" if is_used else "inspect_hardware")
 
 
 def test_wrong_result_is_a_fault_of_the_gpu_even_with_another_process() -> None:

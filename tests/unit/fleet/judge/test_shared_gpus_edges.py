@@ -11,6 +11,7 @@ from fleet.judge.host_view import HostView
 from fleet.judge.shared_gpus import with_other_processes
 from schemas.records import Metric, Snapshot
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
+from tests import builders
 from tests.unit.fleet.judge.small_fleet import host_view, one_figure_plan
 
 PLAN = one_figure_plan("h1", gpu_count=3)
@@ -37,6 +38,12 @@ def slow(**fields: Any) -> Verdict:
 USED = (snapshot("before", gpu0=0, gpu1=1), snapshot("after", gpu1=1, gpu2=2))
 
 
+def annotated(verdict: Verdict, *views: HostView) -> Verdict:
+    """Return the verdict, with the note on other processes if they explain it."""
+    (result,) = with_other_processes(views, [verdict])
+    return result
+
+
 def text(gpus: str) -> str:
     """Return the note in a verdict on GPUs that another process used."""
     return f"another process used {gpus}, which rackproof_share_gpus allows: end that process, and measure again"
@@ -53,10 +60,10 @@ def text(gpus: str) -> str:
     ],
 )
 def test_slow_figure_names_the_used_gpus_of_its_scope(scope: str, gpus: str) -> None:
-    result = with_other_processes(view(*USED), slow(scope=scope, detail="of the fleet"))
+    result = annotated(slow(scope=scope, detail="of the fleet"), view(*USED))
     assert (result.action, result.reason) == ("configure", f"found 1; {text(gpus)}")
     assert result.detail == f"{text(gpus)}; of the fleet"
-    assert with_other_processes(view(*USED), slow(scope=scope)).detail == text(gpus)
+    assert annotated(slow(scope=scope), view(*USED)).detail == text(gpus)
 
 
 @pytest.mark.parametrize(
@@ -84,16 +91,57 @@ def test_slow_figure_names_the_used_gpus_of_its_scope(scope: str, gpus: str) -> 
 )
 def test_verdict_other_than_a_failed_speed_of_a_used_gpu_is_not_changed(fields: dict[str, Any]) -> None:
     verdict = slow(**fields)
-    assert with_other_processes(view(*USED), verdict) is verdict
+    assert annotated(verdict, view(*USED)) is verdict
 
 
 @pytest.mark.parametrize("operator", ["le", "lt"])
 def test_upper_limit_of_a_time_counts_as_a_speed(operator: str) -> None:
-    assert with_other_processes(view(*USED), slow(operator=operator, unit="s")).action == "configure"
+    assert annotated(slow(operator=operator, unit="s"), view(*USED)).action == "configure"
 
 
 def test_nothing_is_explained_if_sharing_is_not_allowed_or_the_processes_are_those_of_the_run() -> None:
     verdict = slow()
-    assert with_other_processes(view(*USED, share=False), verdict) is verdict
-    assert with_other_processes(view(snapshot("during", gpu1=1)), verdict) is verdict
-    assert with_other_processes(view(), verdict) is verdict
+    assert annotated(verdict, view(*USED, share=False)) is verdict
+    assert annotated(verdict, view(snapshot("during", gpu1=1))) is verdict
+    assert annotated(verdict, view()) is verdict
+
+
+HOSTS = ("h1", "h2", "h3")
+GANG = builders.plan(*HOSTS, profile="smoke", gpu_count=2)
+USES = {"gpu=1": "process 1 (a)"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "user"),
+    [
+        ({"scope": "gang=all", "name": "collective.all_reduce.busbw"}, "h2"),
+        ({"scope": "gpu=0,partner=h2", "name": "pairs.bandwidth"}, "h2"),
+        ({"scope": "gpu=0,partner=h3", "name": "pairs.bandwidth"}, ""),
+        ({"scope": "gpu=0", "name": "straggler.compute", "operator": "le", "unit": "s"}, ""),
+        ({"scope": "gang=all", "name": "pairs.bandwidth", "part": "rail=1"}, ""),
+        ({"scope": "gang=all", "name": "collective.all_reduce.busbw", "stage": "benchmark"}, ""),
+    ],
+    ids=["gang", "partner", "other partner", "own GPU", "rail", "other stage"],
+)
+def test_slow_figure_of_several_hosts_names_the_used_gpu_of_another_host(fields: dict[str, str], user: str) -> None:
+    views = [
+        host_view(
+            GANG,
+            name,
+            launches=(replace(builders.launch("gang", HOSTS), other_processes=USES if name == "h2" else {}),),
+        )
+        for name in HOSTS
+    ]
+    verdict = slow(**{"stage": "gang", **fields})
+    result = annotated(verdict, *views)
+    assert (result.action == "configure") is bool(user)
+    assert result.detail == (f"process 1 (a) used gpu=1 of {user}: end that process, and measure again" if user else "")
+
+
+def test_text_names_only_the_first_of_many_used_gpus() -> None:
+    """Many jobs may start on a large fleet while its hosts are measured together."""
+    plan = builders.plan(*(f"h{number}" for number in range(40)), profile="smoke", gpu_count=2)
+    names = tuple(host.name for host in plan.hosts)
+    launches = (replace(builders.launch("gang", names), other_processes=USES),)
+    verdict = slow(scope="gang=all", name="collective.all_reduce.busbw", stage="gang", host=names[0])
+    assert annotated(verdict, *(host_view(plan, name, launches=launches) for name in names)).detail.count(" of h") <= 8
