@@ -26,7 +26,7 @@ class Device:
     bridges: tuple[str, ...]
     own_bridges: int = 0
     """Number of bridges that are inside the device. ConnectX-7 and ConnectX-8 can contain a PCIe switch (in DGX H100 and HGX B300
-    they do). The links within this switch have no lanes that can fail."""
+    they do), and adapters of AMD Pensando do. The links within this switch have no lanes that can fail."""
     is_nvidia: bool = True
     """Whether NVIDIA is the vendor of the network adapter."""
     is_coherent: bool = False
@@ -83,21 +83,20 @@ def identify(files: Files, address: str) -> Device | None:
     kind = device_kind(files.text(f"{path}/class"), vendor)
     if not kind or files.exists(f"{path}/physfn"):
         return None  # a virtual function shares the link of its physical function
-    if kind == NETWORK and vendor != MELLANOX and files.read(f"{path}/max_link_width", int) != FABRIC_LANES:
-        return None
     bridges = tuple(reversed(pci_addresses(files.target(path))[:-1]))
     vendors = (files.text(f"{PCI_DEVICES}/{bridge}/vendor") for bridge in bridges)
-    is_nvidia = kind != NETWORK or vendor == MELLANOX
-    own_bridges = sum(1 for _ in takewhile(MELLANOX.__eq__, vendors)) if kind == NETWORK and is_nvidia else 0
-    is_coherent = kind == GPU and next(vendors, "") == NVIDIA
-    return Device(
+    # The last bridge is the root port of the processor, which may have the vendor of the adapter (Intel).
+    inner = zip(bridges[:-1], vendors, strict=False) if kind == NETWORK else ()
+    device = Device(
         address=address,
         kind=kind,
         bridges=bridges,
-        own_bridges=own_bridges,
-        is_nvidia=is_nvidia,
-        is_coherent=is_coherent,
+        own_bridges=sum(1 for _ in takewhile(lambda bridge: bridge[1] == vendor, inner)),
+        is_nvidia=kind != NETWORK or vendor == MELLANOX,
+        is_coherent=kind == GPU and next(vendors, "") == NVIDIA,
     )
+    lanes = f"{PCI_DEVICES}/{device.link_end}/max_link_width"
+    return device if device.is_nvidia or files.read(lanes, int) == FABRIC_LANES else None
 
 
 def fabric_adapters(devices: Iterable[Device]) -> list[Device]:

@@ -30,7 +30,10 @@ no link."""
 SEVERITIES = ("correctable", "nonfatal", "fatal")
 
 KINDS = {
-    "pcie.device_count": ("1", "GPUs, NVSwitches, NVIDIA/Mellanox network adapters and NVMe drives on the PCI bus"),
+    "pcie.device_count": (
+        "1",
+        "GPUs, NVSwitches, NVMe drives, and network adapters of NVIDIA or with 16 lanes on the PCI bus",
+    ),
     "pcie.generation": ("1", "Current PCIe generation of the link; GPUs lower it when idle"),
     "pcie.width": ("1", "Current lanes of the link"),
     "pcie.generation_max": ("1", "PCIe generation that the device supports"),

@@ -1,18 +1,21 @@
 """Check that enough RDMA ports were measured, if the inventory sets `rackproof_verbs_required` for the host.
 
-At least `rackproof_infiniband_ports` ports must be measured, or one port if the inventory does not set that variable.
+At least `rackproof_infiniband_ports` ports must be measured, or one port if the inventory does not set that variable. This number
+may include ports of a storage network, which the inventory excludes from NCCL. These need not be measured.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any
 
 from fleet.judge.fabric_ports import INFINIBAND
 from fleet.judge.host_view import HostView
 from fleet.judge.port_coverage import VERBS, port_of
+from schemas.benchmarks.communication import NOT_USED_BY_NCCL
 from schemas.records import ERROR, MEASURED, Observation
 from schemas.reports import Verdict
 from schemas.scopes import Scope
@@ -34,7 +37,7 @@ def unmeasured_ports(view: HostView) -> Iterator[Verdict]:
     - Otherwise each candidate gets a verdict, unless one of its reasons is an error, which another check reports.
     - With fewer candidates than missing ports, for example because the host has too few ports, the host gets a verdict too.
     """
-    wanted, name = max(1, view.host.infiniband_ports), f"{VERBS}.bandwidth"
+    name = f"{VERBS}.bandwidth"
     stages = [stage.name for stage in view.plan.stages if VERBS in stage.benchmarks]
     for stage in stages if view.host.verbs_required else ():
         figures = [item for item in view.observations[name] if item.stage == stage]
@@ -43,6 +46,7 @@ def unmeasured_ports(view: HostView) -> Iterator[Verdict]:
         for item in figures:
             if (port := port_of(item.scope)) not in measured:
                 absent[port].append(item)
+        wanted = _wanted(view, measured, absent)
         missing = wanted - len(measured)
         if missing <= 0 or (stage == GANG and not view.host.gang):
             continue
@@ -59,6 +63,19 @@ def unmeasured_ports(view: HostView) -> Iterator[Verdict]:
             why = _reasons(others) or f"the host has no {'other ' if measured or named else ''}RDMA port"
             reason = f"{len(measured)} of {wanted} required RDMA ports were measured, and rackproof_verbs_required is set: {why}"
             yield view.inconclusive(name, "host", reason, stage)
+
+
+def _wanted(view: HostView, measured: AbstractSet[str], absent: Mapping[str, Sequence[Observation]]) -> int:
+    """Return how many ports must be measured.
+
+    If fewer ports than `rackproof_infiniband_ports` remain without those that NCCL_IB_HCA of the inventory excludes, the number
+    includes the excluded ports.
+    """
+    stated, hca = view.host.infiniband_ports, view.host.environment.get("NCCL_IB_HCA")
+    reason = NOT_USED_BY_NCCL.format(hca)
+    excluded = {port for port, items in absent.items() if hca and all(item.reason == reason for item in items)}
+    used = measured | {port for port in absent if port} - excluded
+    return max(1, stated if len(used) >= stated else stated - len(excluded))
 
 
 def _reasons(items: Sequence[Observation]) -> str:

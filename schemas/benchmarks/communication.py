@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from schemas.benchmarks import BACKENDS, DTYPES, OPS, Benchmark, Cost, Output, make_outputs
 
+NOT_USED_BY_NCCL = "not a port of the fabric: NCCL does not use it, because NCCL_IB_HCA is {}"
+"""Reason why `verbs` does not measure a port. The placeholder is the value of the variable."""
 _NCCL_CHOICE = {
     "algorithm": ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT"),
     "protocol": ("LL", "LL128", "SIMPLE"),

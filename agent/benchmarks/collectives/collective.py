@@ -271,7 +271,7 @@ def _nccl_settings(context: Context, text: str) -> dict[str, str]:
     """Return the parameters `nccl_settings` and `nccl_other_settings`, each only if any rank has such settings.
 
     The first has the settings that may slow NCCL on a healthy host, and the second the other settings that NCCL has read, except
-    those of its log and those that select ports and addresses (_SELECTING).
+    those of its log and those that select ports and addresses (_SELECTING), and the one that the ranks set themselves.
 
     `text` is the log of this rank. It also has the settings in NCCL's configuration files.
     """
@@ -281,7 +281,11 @@ def _nccl_settings(context: Context, text: str) -> dict[str, str]:
         for key, value in {**os.environ, **logged}.items()
         if key.startswith(("NCCL_", "CUDA_")) and distorts(key, value)
     }
-    other = {key: value for key, value in logged.items() if key not in slowing and not _SELECTING.match(key)}
+    other = {
+        key: value
+        for key, value in logged.items()
+        if key not in slowing and not _SELECTING.match(key) and (key, value) != nccl_log.NO_GRAPH_MIXING
+    }
     params: dict[str, str] = {}
     for name, settings in (("nccl_settings", slowing), ("nccl_other_settings", other)):
         own = SEPARATOR.join(f"{key}={value[:LONGEST_SETTING]}" for key, value in settings.items())

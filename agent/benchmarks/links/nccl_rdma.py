@@ -45,11 +45,11 @@ class NcclRdma:
         """Return whether NCCL uses a port of an adapter.
 
         `mlx5_1,mlx5_2:1` selects each adapter whose name begins with `mlx5_1`, and port 1 of those with `mlx5_2`. After `=`, the
-        whole name must match. After `^`, the ports are excluded.
+        whole name must match. After `^`, the ports are excluded. Fields after the port (rail and plane) select nothing.
         """
         names, excludes = self.hca.removeprefix("^"), self.hca.startswith("^")
-        is_whole, parts = names.startswith("="), [part for part in names.removeprefix("=").split(",") if part]
-        listed = [(name, number) for name, _, number in (part.partition(":") for part in parts)]
+        is_whole, parts = names.startswith("="), names.removeprefix("=").split(",")
+        listed = [(name, number) for name, number, *_ in (f"{part}:".split(":") for part in parts) if name]
         matches = any(
             (hca == name if is_whole else hca.startswith(name)) and number in ("", str(port)) for name, number in listed
         )

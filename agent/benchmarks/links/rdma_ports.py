@@ -17,6 +17,7 @@ from pathlib import Path
 
 from agent.benchmarks.links.nccl_rdma import NO_GID, NcclRdma
 from agent.benchmarks.links.pcie_links import Links, links_above
+from schemas.benchmarks.communication import NOT_USED_BY_NCCL
 from schemas.representors import ports_with_a_cable
 
 CLASS, VERBS_CLASS = "sys/class/infiniband", "sys/class/infiniband_verbs"
@@ -112,7 +113,7 @@ def _not_fabric(port: RdmaPort, has_infiniband: bool, fabric_stated: bool, faste
     if port.link_layer not in (INFINIBAND, ROCE):
         return f"perftest needs InfiniBand or RoCE, but the link layer of the port is {port.link_layer}"
     if not nccl.uses(port.hca, port.number):
-        return f"not a port of the fabric: NCCL does not use it, because NCCL_IB_HCA is {nccl.hca}"
+        return NOT_USED_BY_NCCL.format(nccl.hca)
     if port.link_layer == ROCE and has_infiniband:
         return "not a port of the fabric: it is Ethernet, and the host has InfiniBand ports"
     if port.link_layer == ROCE and not fabric_stated:

@@ -18,7 +18,7 @@ switches of at least half of the host's ports belong to one rail each, or if thi
 same slots (of other pods). Otherwise the fabric may have no rails, and no port at a switch of several rails is judged.
 
 The ports of a host may be at the switches of two groups of hosts, half of them in each. Then all these hosts are peers, and each
-switch belongs to its rail (`combinations`).
+switch belongs to its rail (`combinations`, which compares all hosts of the fleet).
 
 A host with fewer than three peers is compared with the whole fleet. Two of its ports at the same switch fail if the switches of
 both slots were read on at least three hosts, and at least two thirds of these have different switches in the two slots.
@@ -63,8 +63,6 @@ class Rails:
     """Slots of the rails whose switches belong to no other rail."""
     orders: Orders = field(default_factory=lambda: Orders({}))
     """The switches of the peers."""
-    combinations: Combinations = field(default_factory=lambda: Combinations({}))
-    """The combinations of switches of the peers; without peers if none uses exactly half of the switches of the host."""
 
     def has_rails(self, ports: Iterable[PortLink]) -> bool:
         """Return whether the switches of at least half of a host's ports belong to one rail each."""
@@ -116,7 +114,7 @@ def compare_rails(hosts: Iterable[HostLinks], excluded: AbstractSet[tuple[str, s
             has_rails = rails.has_rails(ports) or fleet.has_rails(host)
             of_host = _judge_ports(ports, rails, fleet.exchanges_of(host), fleet.names, has_rails=has_rails)
             if all(verdict.verdict != FAIL for verdict in of_host):
-                mixed = _mixed_verdicts(rails.combinations.mixed_ports(ports))
+                mixed = _mixed_verdicts(fleet.combinations.mixed_ports(ports))
                 scopes = {verdict.scope for verdict in mixed}
                 of_host = [*(verdict for verdict in of_host if verdict.scope not in scopes), *mixed]
         verdicts += of_host
@@ -151,10 +149,12 @@ class _Fleet:
         self._readings_at = Counter(port.slot for ports in self.ports.values() for port in ports if port.switch_id)
         self._rails: dict[frozenset[str], Rails] = {}
         self._orders = {host: _order(ports) for host, ports in self.ports.items()}
+        self.combinations = Combinations(self._orders)
         self._exchanges: dict[Order, list[Exchange]] = {}
         self._apart: dict[tuple[str, str], bool] = {}
         self._with_rails: dict[frozenset[str], list[bool]] = defaultdict(list)
-        """Slots of a host -> for each host with these slots, whether the order of its switches matters among its peers."""
+        """Slots of a host -> for each host with these slots that read a switch in one of them, whether the order of its switches
+        matters among its peers."""
 
     def rails_of(self, host: str) -> Rails:
         """Return the rails among the peers of a host, itself included. Hosts with the same switches have the same peers."""
@@ -167,7 +167,8 @@ class _Fleet:
         """Return whether the order of the switches matters on a clear majority of the hosts with the slots of this host."""
         if not self._with_rails:
             for other, ports in self.ports.items():
-                self._with_rails[_slots(ports)].append(self.rails_of(other).has_rails(ports))
+                if any(port.switch_id for port in ports):
+                    self._with_rails[_slots(ports)].append(self.rails_of(other).has_rails(ports))
         votes = self._with_rails[_slots(self.ports[host])]
         return _is_clear(sum(votes), len(votes))
 
@@ -202,9 +203,7 @@ class _Fleet:
         orders: dict[Order, list[str]] = defaultdict(list)
         for host in peers:
             orders[self._orders[host]].append(host)
-        may_mix = any(2 * count == len(switches) for count in shared.values())
-        mixed = Combinations({peer: self._orders[peer] for peer in peers} if may_mix else {})
-        return replace(_clear_rails(groups, uses, len(peers)), orders=Orders(orders), combinations=mixed)
+        return replace(_clear_rails(groups, uses, len(peers)), orders=Orders(orders))
 
     def shared_switches(self, ports: Sequence[PortLink]) -> list[Verdict]:
         """Return a failure for each port that is at the same switch as another. `ports` are the ports of one host.

@@ -20,6 +20,7 @@ from collectors.pcie.affinity import nearest_adapters
 from collectors.pcie.config import largest_bar
 from collectors.pcie.device import Device
 from collectors.pcie.links import parse_generation, parse_total
+from collectors.sysfs import pci_addresses
 from tests.fakes import links
 
 Readings = dict[tuple[str, str], Value | Absent]
@@ -318,6 +319,28 @@ def test_narrowed_link_of_an_adapter_of_another_vendor_is_found(root: Path, vend
     assert readings(root)["pcie.narrowed", f"pci={links.PLAIN_NIC}"] is False
     links.set_link(root, links.PLAIN_NIC, "current", width=8)
     assert readings(root)["pcie.narrowed", f"pci={links.PLAIN_NIC}"] is True
+
+
+def test_link_of_an_adapter_of_another_vendor_with_a_pcie_switch_is_the_link_above_the_switch(tmp_path: Path) -> None:
+    """Adapters of AMD Pensando contain a switch: pci.ids lists `DSC Capri Upstream Port` and `DSC Virtual Downstream Port`."""
+    links.add_adapter_with_switch(tmp_path)
+    links.write(tmp_path, "proc/cpuinfo", "flags\t\t: fpu\n")
+    for address in (links.SWITCH_UP, links.SWITCH_DOWN, links.SWITCH_HCA):
+        (links.pci(tmp_path, address) / "vendor").write_text("0x1dd8\n")
+    for address in (links.SWITCH_DOWN, links.SWITCH_HCA):
+        links.set_link(tmp_path, address, "max", width=8)  # the links within the switch have no lanes
+    assert readings(tmp_path)["pcie.port.address", f"pci={links.SWITCH_HCA}"] == links.SWITCH_ROOT
+    links.set_link(tmp_path, links.SWITCH_UP, "current", width=8)
+    assert readings(tmp_path)["pcie.narrowed", f"pci={links.SWITCH_HCA}"] is True
+
+
+def test_root_port_of_the_vendor_of_the_adapter_is_not_inside_the_adapter(root: Path) -> None:
+    (bridge,) = pci_addresses(str(links.pci(root, links.PLAIN_NIC).resolve()))[:-1]
+    for address in (bridge, links.PLAIN_NIC):
+        (links.pci(root, address) / "vendor").write_text("0x8086\n")
+    links.set_link(root, links.PLAIN_NIC, "current", width=8)
+    expected = {"pcie.port.address": bridge, "pcie.narrowed": True}
+    assert {name: readings(root)[name, f"pci={links.PLAIN_NIC}"] for name in expected} == expected
 
 
 def test_adapter_of_another_vendor_is_nearest_only_if_there_is_none_of_nvidia(root: Path) -> None:

@@ -483,7 +483,12 @@ def test_settings_that_slow_nccl_on_any_rank_become_a_parameter(monkeypatch: pyt
     }
     monkeypatch.delenv("NCCL_MAX_NCHANNELS")
     store |= {"nccl_settings/1": b"", "nccl_other_settings/1": b""}
-    assert collective._nccl_settings(context, "") == {}  # type: ignore[arg-type]
+    own = "NCCL INFO NCCL_GRAPH_MIXING_SUPPORT set by environment to 0.\n"  # by join_process_group
+    assert collective._nccl_settings(context, own) == {}  # type: ignore[arg-type]
+    changed = own.replace("0.", "1.")
+    assert collective._nccl_settings(context, changed) == {  # type: ignore[arg-type]
+        "nccl_other_settings": "NCCL_GRAPH_MIXING_SUPPORT=1"
+    }
 
 
 @pytest.mark.parametrize("count", [1, 5, 20, 200])

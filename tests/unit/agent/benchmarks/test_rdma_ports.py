@@ -220,6 +220,9 @@ def test_roce_port_is_measured_with_the_gid_of_nccl(
         ("mlx5_0:1,mlx5_10:1", {"mlx5_0", "mlx5_10"}),
         ("mlx5_0:2,mlx5_10", {"mlx5_10"}),
         ("^mlx5_0:2", {"mlx5_0", "mlx5_1", "mlx5_10"}),
+        ("=mlx5_0:1:0:0,mlx5_1::0:1", {"mlx5_0", "mlx5_1"}),  # rail and plane follow the port (NCCL 2.29)
+        ("^=mlx5_0:2:0,mlx5_1:1:1", {"mlx5_0", "mlx5_10"}),
+        (",mlx5_0,:1", {"mlx5_0"}),
     ],
 )
 def test_only_ports_that_nccl_uses_are_measured(tmp_path: Path, selection: str, measured: set[str]) -> None:

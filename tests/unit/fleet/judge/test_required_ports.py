@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fleet.judge.required_ports import unmeasured_ports
+from schemas.benchmarks.communication import NOT_USED_BY_NCCL
 from schemas.records import ERROR, SKIPPED, Metric, Observation
 from tests import builders
 from tests.unit.fleet.judge.small_fleet import host_view
@@ -25,11 +26,25 @@ def port(number: int, absent: str = "", status: str = SKIPPED, partner: str = ""
 
 
 def reasons(
-    *figures: Observation, wanted: int = 2, required: bool = True, gang: bool = True, metrics: tuple[Metric, ...] = ()
+    *figures: Observation,
+    wanted: int = 2,
+    required: bool = True,
+    gang: bool = True,
+    metrics: tuple[Metric, ...] = (),
+    hca: str = "",
 ) -> dict[str, str]:
-    """Return scope -> reason of the verdicts on h1. `wanted`: required number of ports in the inventory; 0: not stated."""
+    """Return scope -> reason of the verdicts on h1.
+
+    `wanted`: required number of ports in the inventory; 0: not stated. `hca`: its NCCL_IB_HCA.
+    """
     hosts = tuple(
-        replace(host, verbs_required=required, infiniband_ports=wanted, gang=host.gang if gang else "")
+        replace(
+            host,
+            verbs_required=required,
+            infiniband_ports=wanted,
+            gang=host.gang if gang else "",
+            environment={"NCCL_IB_HCA": hca} if hca else {},
+        )
         for host in GANG_PLAN.hosts
     )
     verdicts = unmeasured_ports(host_view(replace(GANG_PLAN, hosts=hosts), "h1", *metrics, observations=figures))
@@ -68,6 +83,22 @@ def test_each_port_with_a_reason_has_a_verdict_with_all_its_reasons() -> None:
 
 def test_port_that_was_measured_with_only_one_of_its_partners_counts_as_measured() -> None:
     assert reasons(port(0), port(1, partner="h2"), port(1, "skipped", partner="h3")) == {}
+
+
+@pytest.mark.parametrize("wanted", [2, 3])
+def test_port_that_the_inventory_excludes_from_nccl_is_not_required(wanted: int) -> None:
+    """`wanted` may count the port, because it must be up."""
+    excluded = port(8, NOT_USED_BY_NCCL.format("^mlx5_8"))
+    assert reasons(port(0), port(1), excluded, wanted=wanted, hca="^mlx5_8") == {}
+    too_few = reasons(port(0), port(1, "no cable"), excluded, wanted=wanted, hca="^mlx5_8")
+    assert any("no cable" in reason for reason in too_few.values())
+    assert reasons(port(0), excluded, wanted=3, hca="^mlx5_8") != {}
+
+
+@pytest.mark.parametrize("hca", ["", "^mlx5_0"])
+def test_port_that_a_file_of_the_host_excludes_from_nccl_is_required(hca: str) -> None:
+    excluded = port(1, NOT_USED_BY_NCCL.format("^mlx5_1"))
+    assert list(reasons(port(0), excluded, hca=hca)) == [scope_of(1)]
 
 
 def test_port_with_an_error_has_no_further_verdict() -> None:

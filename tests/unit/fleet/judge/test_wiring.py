@@ -356,6 +356,53 @@ def test_cable_of_another_pod_makes_a_host_with_two_cables_inconclusive(
         assert "manifest" in handling(cause).now
 
 
+def test_port_passes_if_the_switches_of_its_host_have_no_fixed_partners_in_the_fleet() -> None:
+    """Each NIC may be at either leaf of its rail. Nearly all peers of h08 are at leaf00 and leaf10, or at leaf01 and leaf11.
+
+    But hosts that are no peers of h08 have leaf01 and leaf10.
+    """
+    ends = ["00"] * 7 + ["01"] + ["11"] * 8 + ["10"] * 8
+    cables = {
+        (host, rail): (f"leaf{rail}{leaves[rail]}", f"swp{number}")
+        for number, (host, leaves) in enumerate(zip(hosts_of(24), ends, strict=True))
+        for rail in range(2)
+    }
+    assert not_passing(compare_hosts(cables)) == set()
+
+
+@pytest.mark.parametrize("rails", [4, 6, 8])
+@pytest.mark.parametrize("seed", range(6))
+def test_single_unusual_pairs_of_switches_in_a_fabric_without_pods_are_no_mistake(rails: int, seed: int) -> None:
+    """Each NIC may be at either leaf of its rail. By chance, few hosts have some pairs of these leaves."""
+    draw = random.Random(seed)  # noqa: S311 - no secret
+    cables = {
+        (host, rail): (f"leaf{rail}{draw.randrange(2)}", f"swp{number}")
+        for number, host in enumerate(hosts_of(16))
+        for rail in range(rails)
+    }
+    assert [item for item in compare_hosts(cables).verdicts if item.verdict == INCONCLUSIVE] == []
+
+
+@pytest.mark.parametrize("rails", [4, 8])
+def test_cables_of_which_half_are_in_another_pod_are_inconclusive(rails: int) -> None:
+    cables = rail_optimized(24, rails=rails, hosts_in_pod=8)
+    for rail in range(rails // 2):
+        cables = swap(cables, ("h03", rail), ("h12", rail))
+    assert not_passing(compare_hosts(cables)) == {
+        (host, f"nic=ens{rail}np0", INCONCLUSIVE) for host in ("h03", "h12") for rail in range(rails)
+    }
+
+
+def test_host_that_read_no_switch_of_a_rail_does_not_show_that_the_order_matters() -> None:
+    """Four hosts have the same two switches in any order. Twelve hosts read only the switch of their port for management."""
+    cables = {}
+    for number, host in enumerate(hosts_of(16)):
+        for rail in range(2):
+            cables[host, rail] = (f"leaf{(rail + number) % 2}" if number < 4 else "", f"swp{number}.{rail}")
+        cables[host, 90] = ("management", f"swp{number}")
+    assert not_passing(compare_hosts(cables)) == set()
+
+
 @pytest.mark.parametrize("rails", [2, 3])
 def test_exchange_in_one_pod_is_inconclusive_if_the_hosts_of_other_pods_have_rails(rails: int) -> None:
     cables = rail_optimized(16, rails=rails, hosts_in_pod=4)
