@@ -105,25 +105,30 @@ class PartLabels:
     def recordings(self) -> Mapping[str, str]:
         """Return name -> PromQL expression of the recorded series, in the order in which they must be evaluated.
 
-        `missing` reads the values that `series` and itself had at the evaluation before. So alerts on a missing part keep the
-        labels of the part as long as its host is a target.
+        `series` and `missing` have the values of the evaluation before until they are evaluated. So alerts on a missing part
+        keep the labels of the part as long as its host is a target.
         """
-        key, identity, listed = self.key, self._recorded_identity, f"rackproof:listed:{self.key}"
-        part, known = f"on (instance, {key}, {identity})", f'{identity}!~"{_NO_IDENTITY}"'
-        before, count = f"({self.series} or {part} {self.missing})", f"count by (instance, {identity})"
-        identified = f"({self.series}{{{known}}} or {part} {self.missing}{{{known}}})"
-        missing = (
-            f"{before}\n"
-            f"unless {part} {listed}\n"
-            # The part has another name. Several parts may have one identity, such as the namespaces of a drive.
-            f"unless on (instance, {identity}) {count} ({listed}{{{known}}}) >= {count} {before}\n"
-            # A part that the host has not listed before has its name or its slot: the part was replaced.
-            f"unless on (instance, {key}) ({listed} unless on (instance, {identity}) {identified})\n"
-            f'unless on (instance, slot) ({listed}{{{known}, slot!=""}} unless on (instance, {identity}) {identified})\n'
-            f"and on (job, instance) last_over_time(up[{_TARGET_GAP}])"
-        )
-        lost = f"topk by (instance, {key}) (1, {self.missing})"
-        return {listed: self._listed, self.missing: missing, self.series: f"{listed} or on (instance, {key}) {lost}"}
+        key, identity, series, missing = self.key, self._recorded_identity, self.series, self.missing
+        listed, changed, new = (f"rackproof:{word}:{key}" for word in ("listed", "changed", "new"))
+        part, same = f"on (instance, {key}, {identity})", f"on (instance, {identity})"
+        unknown, known = f'{identity}=~"{_NO_IDENTITY}"', f'{identity}!~"{_NO_IDENTITY}"'
+        return {
+            listed: self._listed,
+            # The parts that the host did not list before with the same name and identity.
+            changed: f"{listed} unless {part} {series} unless {part} {missing}",
+            # The parts that it did not list before with the same identity.
+            new: f"{changed}{{{unknown}}} or {changed}{{{known}}} unless {same} {series} unless {same} {missing}",
+            missing: (
+                f"({series} unless {part} {listed} or {part} ({missing} unless {part} {listed}))\n"
+                # The part has another name. Several parts may have one identity, such as the namespaces of a drive.
+                f"unless {same} {changed}{{{known}}}\n"
+                # A new part has its name or its slot: the part was replaced.
+                f"unless on (instance, {key}) {new}\n"
+                f'unless on (instance, slot) {new}{{{known}, slot!=""}}\n'
+                f"and on (job, instance) last_over_time(up[{_TARGET_GAP}])"
+            ),
+            series: f"{listed} or on (instance, {key}) topk by (instance, {key}) (1, {missing})",
+        }
 
     @property
     def missing(self) -> str:
