@@ -119,7 +119,8 @@ class PartLabels:
             # The parts that it did not list before with the same identity.
             new: f"{changed}{{{unknown}}} or {changed}{{{known}}} unless {same} {series} unless {same} {missing}",
             missing: (
-                f"({series} unless {part} {listed} or {part} ({missing} unless {part} {listed}))\n"
+                f"(\n  {series} unless {part} {listed}\n"
+                f"  or {part} ({missing} unless {part} {listed})\n)\n"
                 # The part has another name. Several parts may have one identity, such as the namespaces of a drive.
                 f"unless {same} {changed}{{{known}}}\n"
                 # A new part has its name or its slot: the part was replaced.
