@@ -55,8 +55,8 @@ class Page:
         self._registry = registry
         self._fresh_s = fresh_s
         self._lock = asyncio.Lock()
-        self._cache: dict[tuple[str, bool], tuple[float, float, bytes]] = {}
-        """Format and compression -> when the rendering began and ended, and the page."""
+        self._cache: dict[tuple[str, bool], tuple[float, float, float, bytes]] = {}
+        """Format and compression -> when the rendering began and ended, the time limit of the collectors, and the page."""
         self.last_request = time.monotonic()
 
     async def get(self, accept: str, zipped: bool, timeout: str = "") -> tuple[str, bytes]:
@@ -71,14 +71,15 @@ class Page:
         kind = OPENMETRICS if "application/openmetrics-text" in accept.lower() else TEXT
         arrived = self.last_request = time.monotonic()
         async with self._lock:
-            began, ended, body = self._cache.get((kind, zipped), (0.0, 0.0, b""))
-            # A page that was being rendered when the request arrived is fresh, however long the hardware took to answer.
-            if not body or (arrived > ended and arrived - began > self._fresh_s):
+            began, ended, given_s, body = self._cache.get((kind, zipped), (0.0, 0.0, 0.0, b""))
+            # A page that was being rendered when the request arrived is fresh, however long the hardware took to answer. A page
+            # of a client with a shorter timeout may lack collectors that need longer.
+            if limit_s > given_s or (arrived > ended and arrived - began > self._fresh_s):
                 began = time.monotonic()
                 # Rounded, because the limit is in the reason of a failure, and each new reason is logged.
                 COLLECT_S.set(round(max(MIN_COLLECT_S, limit_s - (began - arrived)), 1))  # to_thread copies the context
                 body = await asyncio.to_thread(self._render, kind, zipped)
-                self._cache[(kind, zipped)] = (began, time.monotonic(), body)
+                self._cache[(kind, zipped)] = (began, time.monotonic(), limit_s, body)
         return kind, body
 
     def _render(self, kind: str, zipped: bool) -> bytes:

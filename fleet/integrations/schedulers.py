@@ -6,7 +6,7 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -130,35 +130,29 @@ class Kubernetes:
         """Return the pods on a node that requested or claimed GPUs and have not finished."""
         selector = f"--field-selector=spec.nodeName={node},status.phase!=Succeeded,status.phase!=Failed"
         pods = _json(self._words, "kubectl", "get", "pods", "--all-namespaces", selector, "-o", "json")
-        items = pods.get("items", [])
-        claims = self._claimed_gpus() if any(map(_claim_names, items)) else {}
-        jobs = []
-        for pod in items:
+        jobs, claims = [], dict[str, dict[str, str]]()
+        for pod in pods.get("items", []):
             metadata = pod.get("metadata", {})
             namespace, name = metadata.get("namespace", "?"), metadata.get("name", "?")
             if requested := sorted(_gpus(pod.get("spec", {}))):
                 jobs.append(f"pod {namespace}/{name} requests {', '.join(requested)}")
-            for claim in _claim_names(pod):
-                gpus = claims.get((namespace, claim))
-                if gpus is None:
-                    jobs.append(f"pod {namespace}/{name} may claim GPUs (resource claim {claim} is not listed)")
-                elif gpus:
-                    jobs.append(f"pod {namespace}/{name} claims GPUs ({gpus}, resource claim {claim})")
+            claims.setdefault(namespace, {}).update(dict.fromkeys(_claim_names(pod), name))
+        for namespace, pod_of in claims.items():
+            for claim, gpus in self._claimed_gpus(namespace, [*pod_of]) if pod_of else ():
+                jobs.append(f"pod {namespace}/{pod_of[claim]} claims GPUs ({gpus}, resource claim {claim})")
         return jobs
 
-    def _claimed_gpus(self) -> dict[tuple[str, str], int]:
-        """Return namespace and name of each resource claim (dynamic resource allocation) -> its number of GPUs."""
-        claims = _json(self._words, "kubectl", "get", "resourceclaims", "--all-namespaces", "-o", "json")
-        gpus = {}
-        for claim in claims.get("items", []):
-            metadata, allocation = claim.get("metadata", {}), claim.get("status", {}).get("allocation", {})
-            devices = allocation.get("devices", {}).get("results", [])
-            gpus[metadata.get("namespace", "?"), metadata.get("name", "?")] = sum(
-                # A pod with adminAccess only monitors the device, which other pods can still use.
-                device.get("driver") == _DRA_DRIVER and not device.get("adminAccess")
-                for device in devices
-            )
-        return gpus
+    def _claimed_gpus(self, namespace: str, claims: Sequence[str]) -> Iterator[tuple[str, int]]:
+        """Yield the resource claims (dynamic resource allocation) that have GPUs, each with its number of GPUs.
+
+        Only these claims are requested: the list of all claims in the cluster would be large, and each node needs an answer.
+        """
+        answer = _json(self._words, "kubectl", "get", "resourceclaims", "--namespace", namespace, "-o", "json", *claims)
+        for claim in answer.get("items", [answer]):  # for one name, kubectl prints the claim itself
+            devices = claim.get("status", {}).get("allocation", {}).get("devices", {}).get("results", [])
+            # A pod with adminAccess only monitors the device, which other pods can still use.
+            if gpus := sum(each.get("driver") == _DRA_DRIVER and not each.get("adminAccess") for each in devices):
+                yield claim.get("metadata", {}).get("name", "?"), gpus
 
     def node_state(self, node: str) -> Node:
         """Return the state of a node. If it is cordoned, the drain reason is its annotation MARK, or CORDONED without one."""

@@ -25,10 +25,11 @@ To load the alerts, see [deploy/prometheus](../deploy/prometheus/README.md).
 
 **From an alert to the part**: an alert on a GPU, a network adapter or a disk has the labels `host`, `slot` (PCI address) and
 `serial` (of an InfiniBand adapter: its node GUID; of an Ethernet adapter: its MAC address). If a part is gone, its alert keeps
-these labels as long as Prometheus scrapes the host. An alert on the PCIe link of an adapter or a drive has the PCI address in the
-label `pci`, and neither `slot` nor `serial`. `rackproof doctor` on the host takes all readings again, without benchmarks, and
-lists those that violate a limit. The annotation `rma` is the command that creates the RMA package for the part. The package
-contains the measurements of one run (here `runs/rack12`), and states the alert as the reason:
+these labels as long as Prometheus scrapes the host; the series `rackproof:missing:…` are the parts that the host listed before
+and does not list now. An alert on the PCIe link of an adapter or a drive has the PCI address in the label `pci`, and neither
+`slot` nor `serial`. `rackproof doctor` on the host takes all readings again, without benchmarks, and lists those that violate a
+limit. The annotation `rma` is the command that creates the RMA package for the part. The package contains the measurements of
+one run (here `runs/rack12`), and states the alert as the reason:
 
 ```
 rackproof rma runs/rack12 --host r01-h03 --serial 1650123000456 --reason RackproofGpuRemapFailed

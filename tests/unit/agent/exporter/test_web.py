@@ -219,6 +219,15 @@ def test_collectors_end_before_the_timeout_of_the_scraper(timeout: str, limit_s:
     assert recorder.limits == pytest.approx([limit_s, 8], abs=0.5)
 
 
+def test_page_of_a_scraper_with_a_shorter_timeout_is_not_given_to_others() -> None:
+    recorder = Recorder()
+    recorder.may_end.set()
+    with Server(recorder.registry(), "127.0.0.1", 0, fresh_s=3600) as server:
+        for timeout in ("3", "3", "10", "3", "10"):
+            curl("-H", f"X-Prometheus-Scrape-Timeout-Seconds: {timeout}", f"http://127.0.0.1:{server.port}/metrics")
+    assert recorder.limits == pytest.approx([2.4, 8], abs=0.5)
+
+
 def test_scrape_that_waits_for_another_gets_its_page() -> None:
     recorder, statuses = Recorder(), []
     with Server(recorder.registry(), "127.0.0.1", 0, fresh_s=0) as server:
