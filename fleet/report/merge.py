@@ -28,6 +28,7 @@ from fleet.report.hosts import (
     without_measurements,
     worst_decision,
 )
+from fleet.report.measure_again import measure_again
 from fleet.report.replaced import replaced_criteria
 from fleet.report.summary import SummaryInput, acceptance
 from fleet.report.unjudged import not_judged
@@ -135,6 +136,7 @@ def fleet_report(
         profile=plan.profile,
         rehearsal=plan.rehearsal,
         simulated=plan.simulated,
+        measure_again=measure_again(plan),
         site=plan.site,
         purchase_order=plan.purchase_order,
         operator=plan.operator,
@@ -189,11 +191,11 @@ def _host_reports(
 def _limit_verdicts(exceptions: Sequence[Verdict]) -> list[Verdict]:
     """Return at most MAX_VERDICTS of these verdicts, in their order.
 
-    If there are more, keep at most MAX_VERDICTS_OF_HOST of each host. The first failure and the first inconclusive verdict of each
-    host are kept before all others, because they say why it is rejected or incomplete. Other failures are kept before other
-    inconclusive verdicts. Among them, and as the first of a host, verdicts with few others of the same check on the same part, of
-    this host or of other hosts, precede; then those with few others of the same check on the host. So the many verdicts of one
-    fault, such as a slow switch, do not displace the only verdict on another fault or on another part.
+    If there are more, keep at most MAX_VERDICTS_OF_HOST of each host. First of all, keep one failure and one inconclusive verdict
+    of each host, because they say why it is rejected or incomplete. Then keep failures before inconclusive verdicts. In each
+    case, verdicts with few others of the same check on the same part, of this host or of other hosts, are kept first; then those
+    with few others of the same check on the host. So the many verdicts of one fault, such as a slow switch, do not displace the
+    only verdict on another fault or on another part.
     """
     if len(exceptions) <= MAX_VERDICTS:
         return list(exceptions)

@@ -592,5 +592,7 @@ def test_pack_in_a_directory_of_another_user_may_be_given_with_another_path(
     is_readable = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: path != str(pack) and is_readable(path, mode))
     assert located_packs([str(pack)], ["copy/site.yml"]) == {str(pack): "copy/site.yml"}
-    with pytest.raises(UsageError, match=f"{pack}: the plan names this criteria pack, but .* --criteria DIRECTORY/site.yml"):
+    with pytest.raises(
+        UsageError, match=f"{pack}: the plan names this criteria pack, but .* --criteria DIRECTORY/site.yml"
+    ):
         located_packs([str(pack)], ["copy/other.yml"])
