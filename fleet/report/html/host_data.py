@@ -288,7 +288,9 @@ def _reason(report: FleetReport, reason: Reason, table: TextTable) -> list[Any]:
     """
     what, command = next_command(reason, report.run_id, report.measure_again)
     planned = reason.criterion == "plan"
-    evidence = ", ".join(part for part in (_record_of(report, reason), reason.stage and f"stage {reason.stage}") if part)
+    evidence = ", ".join(
+        part for part in (_record_of(report, reason), reason.stage and f"stage {reason.stage}") if part
+    )
     texts = (
         *(reason.title, reason.action, reason.scope, reason.serial, reason.name, reason.params, reason.stage),
         *(reason.value, reason.wanted, reason.margin if reason.margin != NONE else ""),
