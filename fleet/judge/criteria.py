@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -311,8 +310,7 @@ def located_packs(planned: Sequence[str], given: Sequence[str]) -> dict[str, str
     packs, others = {}, list(given)
     for name in planned:
         packs[name] = name
-        # `Path.exists` would fail in a directory of another user, such as /root/inventory.
-        if name.endswith(_FILE_TYPES) and not os.access(name, os.R_OK):
+        if name.endswith(_FILE_TYPES) and not _is_readable(Path(name)):
             file_name = Path(name).name
             packs[name] = next((other for other in others if Path(other).name == file_name), "")
             if not packs[name]:
@@ -320,6 +318,15 @@ def located_packs(planned: Sequence[str], given: Sequence[str]) -> dict[str, str
                                  f"give its new path: --criteria DIRECTORY/{file_name}")  # fmt: skip
             others.remove(packs[name])
     return packs | {name: name for name in others}
+
+
+def _is_readable(path: Path) -> bool:
+    """Return whether the file can be read. `Path.exists` would fail in a directory of another user, such as /root/inventory."""
+    try:
+        with path.open("rb"):
+            return True
+    except (OSError, ValueError):  # ValueError: the plan has a NUL character in the path
+        return False
 
 
 def read_packs(names: Iterable[str]) -> tuple[Pack, ...]:

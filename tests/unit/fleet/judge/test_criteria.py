@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -588,11 +587,12 @@ def test_pack_in_a_directory_of_another_user_may_be_given_with_another_path(
 ) -> None:
     """A run of root, whose plan names /root/inventory/site.yml, is copied and judged by another user."""
     pack = tmp_path / "site.yml"
-    pack.touch()
-    is_readable = os.access
-    monkeypatch.setattr(os, "access", lambda path, mode: path != str(pack) and is_readable(path, mode))
+
+    def refuse(path: Path, *_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    for method in ("open", "stat"):
+        monkeypatch.setattr(Path, method, refuse)
     assert located_packs([str(pack)], ["copy/site.yml"]) == {str(pack): "copy/site.yml"}
-    with pytest.raises(
-        UsageError, match=f"{pack}: the plan names this criteria pack, but .* --criteria DIRECTORY/site.yml"
-    ):
+    with pytest.raises(UsageError, match=f"{pack}: the plan names this criteria pack, but .* DIRECTORY/site.yml"):
         located_packs([str(pack)], ["copy/other.yml"])
