@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 
 from fleet.planning.plan import PROFILES
 from fleet.planning.playbook_profiles import PLAYBOOKS
@@ -24,7 +23,7 @@ def measure_again(plan: Plan) -> str:
     is_shipped = (PROFILES / f"{plan.profile}.yml").exists()
     profile = clean(plan.profile if is_shipped else f"PATH/{plan.profile}.yml")
     if plan.begun_by == LOCAL_RUN:
-        return f"{LOCAL_COMMAND} --profile {shlex.join([profile, *_local_options(plan)])}"
+        return " ".join((LOCAL_COMMAND, "--profile", *map(shell_word, (profile, *_local_options(plan)))))
     playbook = plan.begun_by or ("burnin" if any(stage.name == SOAK for stage in plan.stages) else "acceptance")
     variable = PLAYBOOKS[playbook].variable
     # Ansible splits `name=value` at spaces and quotes of the value. It does not split JSON.
@@ -43,4 +42,4 @@ def _local_options(plan: Plan) -> list[str]:
         if host.count_found or host.devices != tuple(range(count)):
             options += ["--devices", ",".join(map(str, host.devices))]
         options += ["--model", host.gpu_model] if host.gpu_model else []
-    return [*options, *(word for name in plan.criteria for word in ("--criteria", clean(name)))]
+    return [*options, *(word for name in plan.criteria for word in ("--criteria", name))]
