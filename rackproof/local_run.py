@@ -39,7 +39,7 @@ from fleet.scaling.results import next_cell
 from schemas import documents
 from schemas.catalogue import needs_torch
 from schemas.errors import INTERRUPTED, TROUBLE, RunError, UsageError
-from schemas.plans import Plan, plan_from_json
+from schemas.plans import LOCAL_RUN, Plan, plan_from_json
 from schemas.records import to_json
 from schemas.run_directory import RunDirectory
 from schemas.stages import BENCHMARK, CELL, GANG, PREFLIGHT
@@ -232,6 +232,7 @@ def single_host_plan(options: argparse.Namespace, profile: Mapping[str, Any], ma
         run_id=options.run_dir.name,
         nonce=secrets.token_hex(16),
         created=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        begun_by=LOCAL_RUN,
     )
     count_detected = profile["device"] == "gpu" and options.gpus is None
     return replace(plan, hosts=tuple(replace(host, count_found=count_detected) for host in plan.hosts))

@@ -16,6 +16,8 @@ from schemas.studies import Study, study_from_json
 from schemas.tournament import partners
 from schemas.waivers import Waiver
 
+LOCAL_RUN = "run"
+"""`rackproof run` began the run, on the machine that it measures."""
 PLAN_SCHEMA = "rackproof.plan/1"
 GPU, NIC, MODULE, LINK = "gpu", "nic", "module", "link"
 """Kinds of lines of a manifest: three kinds of parts, and the cable between a network port and a switch port."""
@@ -192,6 +194,8 @@ class Plan:
     """The baseline that the run is compared with; None if there is none."""
     study: Study | None = None
     """Set for a scaling study, in which nothing is judged and each cell (combination of settings) is a separate launch."""
+    begun_by: str = ""
+    """What began the run: a playbook (a key of `PLAYBOOKS`), or LOCAL_RUN; empty if this is not known."""
     durations_s: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Stage -> benchmark -> its seconds in an earlier run with the same settings and devices; missing without such a run."""
     schema: str = PLAN_SCHEMA

@@ -10,7 +10,6 @@ from schemas.baselines import Change
 from schemas.records import ERROR, SKIPPED, UNSUPPORTED, Gpu, Launch, Observation, Value
 from schemas.run_directory import record_name
 from schemas.scopes import Scope
-from schemas.stages import SOAK
 from schemas.timeline import Soak
 from schemas.waivers import Waiver
 
@@ -552,6 +551,8 @@ class FleetReport:
     operator: str = ""
     simulated: bool = False
     """Whether `rackproof simulate` generated the plan and all records."""
+    measure_again: str = ""
+    """The command that measures all hosts again. INVENTORY, and PATH of a profile of the operator, stand for their paths."""
     waivers: tuple[Waiver, ...] = ()
     """All waivers of the run, used or not."""
     baseline: str = ""
@@ -567,15 +568,15 @@ class FleetReport:
     def __post_init__(self) -> None:
         object.__setattr__(self, "unjudged", tuple(map(str, self.not_judged)))
 
+    @cached_property
+    def host_of(self) -> Mapping[str, HostReport]:
+        """Name -> host."""
+        return {host.name: host for host in self.hosts}
+
     @property
     def mark(self) -> str:
         """`SIMULATED` or `REHEARSAL`, which every view shows before the decision; empty if hardware was tested."""
         return mark(simulated=self.simulated, rehearsal=self.rehearsal)
-
-    @cached_property
-    def has_soak(self) -> bool:
-        """Whether the run has a soak. It is a field of its hosts; if none was measured, their verdicts have its stage."""
-        return any(host.soak for host in self.hosts) or any(verdict.stage == SOAK for verdict in self.verdicts)
 
 
 def mark(*, simulated: bool, rehearsal: bool) -> str:

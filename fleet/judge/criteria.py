@@ -297,27 +297,36 @@ def _read(path: Path, included_by: tuple[Path, ...] = ()) -> Pack:
 def located_packs(planned: Sequence[str], given: Sequence[str]) -> dict[str, str]:
     """Return the packs of a run: the name of each, and the name or path from which it is read.
 
-    If a file that the plan names is missing, because the run was copied to another machine or the file was moved, the given file
-    with the same file name takes its place.
+    If a file that the plan names cannot be read, because the run was copied to another machine or the file was moved, the given
+    file with the same file name takes its place.
 
     Args:
         planned: packs that the plan names.
         given: packs that the operator names in addition.
 
     Raises:
-        UsageError: a file that the plan names is missing, and none is given in its place.
+        UsageError: a file that the plan names cannot be read, and none is given in its place.
     """
     packs, others = {}, list(given)
     for name in planned:
         packs[name] = name
-        if name.endswith(_FILE_TYPES) and not Path(name).exists():
+        if name.endswith(_FILE_TYPES) and not _is_readable(Path(name)):
             file_name = Path(name).name
             packs[name] = next((other for other in others if Path(other).name == file_name), "")
             if not packs[name]:
-                raise UsageError(f"{name}: the plan names this criteria pack, but there is no such file: give its new path: "
-                                 f"--criteria DIRECTORY/{file_name}")  # fmt: skip
+                raise UsageError(f"{name}: the plan names this criteria pack, but there is no such file that you can read: "
+                                 f"give its new path: --criteria DIRECTORY/{file_name}")  # fmt: skip
             others.remove(packs[name])
     return packs | {name: name for name in others}
+
+
+def _is_readable(path: Path) -> bool:
+    """Return whether the file can be read. `Path.exists` would fail in a directory of another user, such as /root/inventory."""
+    try:
+        with path.open("rb"):
+            return True
+    except (OSError, ValueError):  # ValueError: the plan has a NUL character in the path
+        return False
 
 
 def read_packs(names: Iterable[str]) -> tuple[Pack, ...]:

@@ -65,8 +65,9 @@ def _existing_plan(path: Path, document: Mapping[str, object]) -> dict[str, obje
         raise RunError(
             f"{error}: the plan is damaged or was written by another version of Rackproof: choose another rackproof_run_id"
         ) from None
-    # The excluded fields may differ each time a plan is made: `durations_s` comes from the newest runs.
-    compared = {*document, *plan} - {"nonce", "created", "durations_s"}
+    # The excluded fields may differ each time a plan is made: `durations_s` comes from the newest runs, and `rackproof plan` may
+    # begin a run that a playbook resumes.
+    compared = {*document, *plan} - {"nonce", "created", "durations_s", "begun_by"}
     different = sorted(key for key in compared if plan.get(key) != document.get(key))
     if different:
         raise UsageError(

@@ -121,6 +121,7 @@ def make_plan(
     choice: BudgetSelection | None = None,
     waivers: Sequence[Waiver] = (),
     baseline: PlannedBaseline | None = None,
+    begun_by: str = "",
 ) -> Plan:
     """Return the plan of one run.
 
@@ -133,6 +134,7 @@ def make_plan(
         choice: which tests were selected and skipped because of a time budget; None if the whole profile runs.
         waivers: the waivers from `read_waivers`.
         baseline: directory of the baseline and digest of its copy, from `planned_baseline`; None: without a baseline.
+        begun_by: the playbook or LOCAL_RUN (`Plan.begun_by`).
 
     Raises:
         UsageError: the inventory lacks what the profile needs, or contradicts itself, the manifest or the profile.
@@ -158,6 +160,7 @@ def make_plan(
         choice=choice,
         waivers=tuple(waivers),
         baseline=baseline,
+        begun_by=begun_by,
         study=study_of(profile, run_variables),
     )
     _check_gang_settings(plan, hosts)

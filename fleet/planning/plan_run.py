@@ -79,6 +79,7 @@ def plan_run(hosts: Mapping[str, Variables], request: PlanRequest, now: datetime
         choice=choice,
         waivers=read_waivers(waivers, hosts) if waivers else (),
         baseline=planned_baseline(first.get("rackproof_baseline"), profile["device"] == "cpu", hosts, run_dir),
+        begun_by=request.playbook or "",
     )
 
 

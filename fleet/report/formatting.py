@@ -62,12 +62,6 @@ def shell_word(text: str, limit: int = TEXT_LIMIT) -> str:
     return shlex.quote(clean(text, limit))
 
 
-def playbook_command(profile: str, *, has_soak: bool) -> str:
-    """Return the command that measures all hosts again with this profile. `has_soak`: whether the profile has a soak."""
-    playbook = "burnin" if has_soak else "acceptance"
-    return f"ansible-playbook -i INVENTORY playbooks/{playbook}.yml -e rackproof_profile={shell_word(profile)}"
-
-
 def clean_log(text: str, limit: int = LOG_LIMIT) -> str:
     """Return a log without control characters or text-direction marks, but with its line breaks.
 

@@ -21,7 +21,7 @@ def load_run(run_dir: Path, criteria: Sequence[str], waivers: Sequence[str] = ()
 
     Args:
         run_dir: the directory of the run.
-        criteria: names or files of additional packs, and files in place of missing ones that the plan names (`located_packs`).
+        criteria: names or files of additional packs, and files in place of those that the plan names (`located_packs`).
         waivers: waiver files, whose waivers are added to those in the plan.
     """
     run = with_waiver_files(load(run_dir), waivers)

@@ -28,6 +28,7 @@ from fleet.report.hosts import (
     without_measurements,
     worst_decision,
 )
+from fleet.report.measure_again import measure_again
 from fleet.report.replaced import replaced_criteria
 from fleet.report.summary import SummaryInput, acceptance
 from fleet.report.unjudged import not_judged
@@ -135,6 +136,7 @@ def fleet_report(
         profile=plan.profile,
         rehearsal=plan.rehearsal,
         simulated=plan.simulated,
+        measure_again=measure_again(plan),
         site=plan.site,
         purchase_order=plan.purchase_order,
         operator=plan.operator,
@@ -189,28 +191,29 @@ def _host_reports(
 def _limit_verdicts(exceptions: Sequence[Verdict]) -> list[Verdict]:
     """Return at most MAX_VERDICTS of these verdicts, in their order.
 
-    If there are more, keep at most MAX_VERDICTS_OF_HOST of each host. Failures, and one inconclusive verdict of each host, are
-    kept before other inconclusive verdicts. Among them, verdicts with few others of the same check on the same part, of this host
-    or of other hosts, are kept first; then those with few others of the same check on the host. So the many verdicts of one
-    fault, such as a slow switch, displace neither the only verdict on another fault or part, nor the reason why a host is
-    incomplete.
+    If there are more, keep at most MAX_VERDICTS_OF_HOST of each host. First of all, keep one failure and one inconclusive verdict
+    of each host, because they say why it is rejected or incomplete. Then keep failures before inconclusive verdicts. In each
+    case, verdicts with few others of the same check on the same part, of this host or of other hosts, are kept first; then those
+    with few others of the same check on the host. So the many verdicts of one fault, such as a slow switch, do not displace the
+    only verdict on another fault or on another part.
     """
     if len(exceptions) <= MAX_VERDICTS:
         return list(exceptions)
     earlier: Counter[tuple[str, ...]] = Counter()
-    ranks: list[tuple[int, int, int]] = []
-    inconclusive: dict[str, list[tuple[int, int, int]]] = {}
+    ranks: list[tuple[bool, int, int, int]] = []
+    first: dict[tuple[str, bool], tuple[bool, int, int, int]] = {}
     for index, verdict in enumerate(exceptions):
         check = (verdict.verdict, verdict.criterion, verdict.name)
         of_part, of_host = (*check, "part", verdict.part_scope), (*check, "host", verdict.host)
-        ranks.append((earlier[of_part], earlier[of_host], index))
+        rank = (verdict.verdict != FAIL, earlier[of_part], earlier[of_host], index)
+        ranks.append(rank)
         earlier.update((of_part, of_host))
-        if verdict.verdict != FAIL:
-            inconclusive.setdefault(verdict.host, []).append(ranks[-1])
-    last = {rank for of_host in inconclusive.values() for rank in of_host} - set(map(min, inconclusive.values()))
+        kind = verdict.host, verdict.verdict == FAIL
+        first[kind] = min(rank, first.get(kind, rank))
+    reasons = set(first.values())
     counts: Counter[str] = Counter()
     kept: set[int] = set()
-    for *_, index in sorted(ranks, key=lambda rank: (rank in last, rank)):
+    for *_, index in sorted(ranks, key=lambda rank: (rank not in reasons, rank)):
         host = exceptions[index].host
         if len(kept) < MAX_VERDICTS and counts[host] < MAX_VERDICTS_OF_HOST:
             counts[host] += 1

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from fleet.report.formatting import playbook_command, shell_word
+from fleet.report.formatting import shell_word
+from fleet.report.measure_again import measure_again
 from fleet.rma.parts import GPU, FailedPart
 from schemas.catalogue import BENCHMARKS
-from schemas.plans import Plan, PlannedHost
+from schemas.plans import LOCAL_RUN, Plan, PlannedHost
 from schemas.scopes import Scope
-from schemas.stages import SOAK
 
 SINGLE_GPU_BENCHMARKS = frozenset({"gemm", "memory", "host_copy", "integrity", "stress", "digest"})
 """Benchmarks that are repeated on the failed GPU alone. All other benchmarks are repeated on all GPUs of the host.
@@ -30,11 +30,16 @@ def reproduce_commands(
     host = shell_word(part.host)
     gpus = len(planned.devices) if planned else 0
     count = f" --gpus {gpus}" if gpus and planned and planned.device == GPU else ""
-    measure_all = playbook_command(plan.profile, has_soak=any(stage.name == SOAK for stage in plan.stages))
-    commands = [
-        _command("acceptance test of all hosts, with the same profile", "control node, in the checkout", measure_all),
-        _command("acceptance test of this host alone, without comparisons and launches with other hosts",
-              "control node, in the checkout", f"{measure_all} --limit {host}"),
+    again = measure_again(plan)
+    if plan.begun_by == LOCAL_RUN:
+        commands = [_command("acceptance test of this machine, with the same profile", part.host, again)]
+    else:
+        commands = [
+            _command("acceptance test of all hosts, with the same profile", "control node, in the checkout", again),
+            _command("acceptance test of this host alone, without comparisons and launches with other hosts",
+                  "control node, in the checkout", f"{again} --limit {host}"),
+        ]  # fmt: skip
+    commands += [
         _command("check of health and counters in a few seconds (replace /opt/rackproof if rackproof_prefix is set)", part.host,
               f"sudo {AGENT_BIN}/rackproof doctor{count}"),
     ]  # fmt: skip

@@ -190,6 +190,7 @@ def large(hosts: int = 10_000, bad: int = 300) -> FleetReport:
         run_id="20261121T040000Z",
         profile="standard",
         rehearsal=False,
+        measure_again="ansible-playbook -i INVENTORY playbooks/acceptance.yml -e rackproof_profile=standard",
         decision=REJECTED,
         acceptance=Acceptance(
             status="FAIL",

@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Any
 
 from fleet.quantities import NONE
-from fleet.report.formatting import ACTIONS, clean, decision_name, playbook_command
+from fleet.report.formatting import ACTIONS, clean, decision_name
 from fleet.report.html import pairs
 from fleet.report.html.adapter_data import STATES, add_adapter_pages
 from fleet.report.html.former_data import add_former_runs
@@ -236,7 +236,6 @@ def _page(
     table: TextTable,
 ) -> dict[str, Any]:
     """Return the page of one host."""
-    measure_all = playbook_command(report.profile, has_soak=report.has_soak)
     number, numbers = table.number, table.numbers
     rows = merge_verdicts(verdicts)
     kinds = Counter(verdict.verdict for verdict in verdicts)
@@ -256,10 +255,7 @@ def _page(
         "no_gpu": number(hosts.NO_GPU_JUDGED if report.rehearsal else hosts.NO_GPU),
         "software": [numbers(pair) for pair in software],
         "launches": [_launch(launch, table) for launch in host.launches],
-        "reasons": [
-            _reason(report.run_id, measure_all, host, reason, table)
-            for reason in reasons(report.verdicts, causes, seen)
-        ],
+        "reasons": [_reason(report, reason, table) for reason in reasons(report.verdicts, causes, seen)],
         "verdicts": [_row(row, table) for row in rows[:_MAX_ROWS]],
         "more": max(0, len(rows) - _MAX_ROWS),
         "pairs": pairs.host_pairs(host),
@@ -283,16 +279,18 @@ def _launch(launch: Launch, table: TextTable) -> list[Any]:
     return [int(row.ok), *table.numbers(texts), logs]
 
 
-def _reason(run_id: str, measure_all: str, host: HostReport, reason: Reason, table: TextTable) -> list[Any]:
+def _reason(report: FleetReport, reason: Reason, table: TextTable) -> list[Any]:
     """Return letter of the verdict, number of verdicts, then the numbers of the texts in the text table.
 
     The texts are: title, action, part, serial, name, settings, stage, value, wanted, margin, why, criterion, source, waiver,
     evidence, what the next command does, next command, severity, what to do, and what to do if the cause comes back. If the cause
     was seen in former runs, the last text names them.
     """
-    what, command = next_command(reason, run_id, measure_all)
+    what, command = next_command(reason, report.run_id, report.measure_again)
     planned = reason.criterion == "plan"
-    evidence = ", ".join(part for part in (_record_of(host, reason), reason.stage and f"stage {reason.stage}") if part)
+    evidence = ", ".join(
+        part for part in (_record_of(report, reason), reason.stage and f"stage {reason.stage}") if part
+    )
     texts = (
         *(reason.title, reason.action, reason.scope, reason.serial, reason.name, reason.params, reason.stage),
         *(reason.value, reason.wanted, reason.margin if reason.margin != NONE else ""),
@@ -306,8 +304,9 @@ def _reason(run_id: str, measure_all: str, host: HostReport, reason: Reason, tab
     return [STATES.get(reason.verdict, "i"), reason.count, *table.numbers(texts)]
 
 
-def _record_of(host: HostReport, reason: Reason) -> str:
-    """Return the path of the record with the reading or figure of the leading verdict."""
+def _record_of(report: FleetReport, reason: Reason) -> str:
+    """Return the path of the record with the reading or figure of the leading verdict, which may be of another host."""
+    host = report.host_of[reason.lead.host]
     if reason.name.startswith(BMC):
         return f"{BMCS}/{host.name}.json"
     return host.gang_record if reason.stage in GANG_STAGES and host.gang else host.record

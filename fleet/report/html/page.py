@@ -146,7 +146,6 @@ def _reasons(report: FleetReport) -> dict[str, Any]:
         "action_groups": groups,
         "evidence": strips.evidence(report, shown),
         "gpus_of": gpus_of,
-        "measure_all": formatting.playbook_command(report.profile, has_soak=report.has_soak),
     }
 
 

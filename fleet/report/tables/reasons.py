@@ -19,6 +19,7 @@ from fleet.report.formatting import (
     shell_word,
     value_and_limit,
 )
+from fleet.report.measure_again import LOCAL_COMMAND
 from fleet.report.tables.verdict_rows import VerdictRow, merge_verdicts
 from fleet.scope_text import describe_scope
 from schemas.readings import BMC, READINGS
@@ -136,7 +137,7 @@ def reset_command(reason: Reason, address: str) -> str:
     return f"ssh {host} sudo nvidia-smi --gpu-reset -i {shell_word(address)}" if is_reset else ""
 
 
-def next_command(reason: Reason, run_id: str, measure_all: str) -> tuple[str, str]:
+def next_command(reason: Reason, run_id: str, measure_again: str) -> tuple[str, str]:
     """Return what the next command does, in words, and the command.
 
     If the part is returned to its vendor, the command writes the RMA package. If the leading verdict is on a reading of a host,
@@ -148,7 +149,7 @@ def next_command(reason: Reason, run_id: str, measure_all: str) -> tuple[str, st
     Args:
         reason: the cause.
         run_id: the run.
-        measure_all: the command that measures all hosts again (`playbook_command`).
+        measure_again: `FleetReport.measure_again`.
     """
     if reason.verdict == INCONCLUSIVE and reason.action in COMPARE.values():
         return "", ""
@@ -156,14 +157,18 @@ def next_command(reason: Reason, run_id: str, measure_all: str) -> tuple[str, st
     if reason.is_returned:
         part = f"--serial {shell_word(reason.serial)}" if reason.serial else f"--host {host}"
         return "Package it for return", f"rackproof rma runs/{clean(run_id)} {part} --zip"
+    is_local = measure_again.startswith(LOCAL_COMMAND)
     is_of_bmc = reason.name.startswith(BMC)  # a run reads the BMC of each of its hosts, `rackproof doctor` reads none
     if reason.name in READINGS and not is_of_bmc:
-        return "Then check it on the host", f"ssh {host} sudo /opt/rackproof/bin/rackproof doctor"
+        doctor = "rackproof doctor" if is_local else f"ssh {host} sudo /opt/rackproof/bin/rackproof doctor"
+        return "Then check it on the host", doctor
+    if is_local:
+        return "Then measure again", measure_again
     if reason.stage in GANG_STAGES and not is_of_bmc:
-        return "Then measure again with all hosts", measure_all
+        return "Then measure again with all hosts", measure_again
     hosts = shell_word(",".join(reason.hosts[:_MAX_HOSTS]), limit=_MAX_HOSTS * TEXT_LIMIT)
     which = f" (the first {_MAX_HOSTS} of {len(reason.hosts)} hosts)" if len(reason.hosts) > _MAX_HOSTS else ""
-    return f"Then measure again{which}", f"{measure_all} --limit {hosts}"
+    return f"Then measure again{which}", f"{measure_again} --limit {hosts}"
 
 
 def _worst_figure(group: Sequence[Verdict]) -> tuple[Verdict, ...]:

@@ -26,7 +26,7 @@ from fleet.report.merge import merge
 from rackproof.local_run import Machine, single_host_plan, single_host_profile
 from schemas import documents
 from schemas.errors import UsageError
-from schemas.plans import Plan
+from schemas.plans import LOCAL_RUN, Plan
 from tests import ROOT, builders
 from tests.fakes import nvml
 
@@ -485,6 +485,10 @@ def test_single_host_profile_includes_the_gang_benchmarks(profile: str) -> None:
     host_benchmarks = whole["benchmark"]["benchmarks"]
     assert {name: single["benchmark"]["benchmarks"][name] for name in host_benchmarks} == host_benchmarks
     assert single["benchmark"]["deadline_s"] <= whole["benchmark"]["deadline_s"] + whole["gang"]["deadline_s"]
+
+
+def test_plan_tells_that_the_run_needs_no_ansible(tmp_path: Path) -> None:
+    assert planned(tmp_path).begun_by == LOCAL_RUN
 
 
 def test_report_says_that_no_gpu_count_was_given() -> None:

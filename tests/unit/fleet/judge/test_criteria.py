@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from fleet.criteria_lint.lint import COLLECTED, lint
-from fleet.judge.criteria import Criterion, Pack, read_pack, shipped_packs
+from fleet.judge.criteria import Criterion, Pack, located_packs, read_pack, shipped_packs
 from fleet.judge.pack_selection import criteria_by_id
 from fleet.planning.plan import read_profile
 from rackproof.main import main
@@ -580,3 +580,19 @@ def test_example_packs_of_the_documentation_pass_the_lint(page: str, heading: st
     example = text.split(heading)[1].split("```yaml\n")[1].split("```")[0]
     (tmp_path / "e100.yml").write_text(example)
     assert main(["criteria", "lint", str(tmp_path / "e100.yml")]) == 0
+
+
+def test_pack_in_a_directory_of_another_user_may_be_given_with_another_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of root, whose plan names /root/inventory/site.yml, is copied and judged by another user."""
+    pack = tmp_path / "site.yml"
+
+    def refuse(path: Path, *_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    for method in ("open", "stat"):
+        monkeypatch.setattr(Path, method, refuse)
+    assert located_packs([str(pack)], ["copy/site.yml"]) == {str(pack): "copy/site.yml"}
+    with pytest.raises(UsageError, match=f"{pack}: the plan names this criteria pack, but .* DIRECTORY/site.yml"):
+        located_packs([str(pack)], ["copy/other.yml"])

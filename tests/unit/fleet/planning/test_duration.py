@@ -71,6 +71,11 @@ def test_resumed_run_keeps_its_expected_times(tmp_path: Any) -> None:
     assert begin(tmp_path / "r1", to_json(PLAN))["durations_s"] == {"benchmark": {"gemm": 3.0}}
 
 
+def test_playbook_resumes_a_run_that_rackproof_plan_began(tmp_path: Any) -> None:
+    begin(tmp_path / "r1", to_json(PLAN))
+    assert "begun_by" not in begin(tmp_path / "r1", to_json(replace(PLAN, begun_by="acceptance")))
+
+
 def test_resume_with_another_duration_is_refused(tmp_path: Any) -> None:
     begin(tmp_path / "r1", to_json(extended(8, "20m")))
     (tmp_path / "r1" / "lock.json").unlink()

@@ -405,3 +405,21 @@ def test_failures_do_not_displace_the_reason_why_a_host_is_incomplete(
     listed = merge_module._limit_verdicts(sorted([*failures, *missing], key=lambda item: int(item.host[1:])))
     assert [item for item in listed if item.verdict == INCONCLUSIVE] == missing[:1]
     assert len(listed) == 40
+
+
+def test_failures_on_many_hosts_do_not_displace_the_reason_for_the_decision_on_the_last_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Half of the hosts have no record. Each GPU of the others fails two checks."""
+    monkeypatch.setattr(merge_module, "MAX_VERDICTS", 40)
+    verdict = Verdict(host="h0", name="record", scope="host", verdict=INCONCLUSIVE, criterion="plan", reason="x")
+    verdicts = [replace(verdict, host=f"h{host}") for host in range(0, 30, 2)]
+    verdicts += [
+        replace(verdict, host=f"h{host}", name=name, criterion=name, scope=f"gpu={gpu}", verdict=FAIL)
+        for host in range(1, 30, 2)
+        for gpu in range(8)
+        for name in ("gpu.driver.version", "gpu.vbios.version")
+    ]
+    listed = merge_module._limit_verdicts(sorted(verdicts, key=lambda item: int(item.host[1:])))
+    assert len(listed) == 40
+    assert {item.host for item in listed} == {item.host for item in verdicts}

@@ -25,7 +25,7 @@ from fleet.rma.parts import IDENTITY_READINGS, failed_parts
 from rackproof.main import main
 from schemas import documents
 from schemas.errors import RunError
-from schemas.plans import Plan
+from schemas.plans import LOCAL_RUN, Plan
 from schemas.readings import READINGS
 from schemas.records import MEASURED, Launch, Metric, Observation, Rank, Record, to_json
 from schemas.reports import FAIL, Cause, CausePart, Verdict
@@ -123,6 +123,13 @@ def test_commands_that_repeat_the_failed_benchmarks_use_the_agent_of_the_host(ru
     assert [text for purpose, text in commands.items() if purpose.startswith("acceptance test of this host alone")] == [
         f"{play} --limit h2"
     ]
+
+
+def test_part_of_a_machine_that_was_tested_without_ansible_is_tested_again_without_ansible(run: Path) -> None:
+    documents.write(run / "plan.json", to_json(replace(PLAN, begun_by=LOCAL_RUN)))
+    commands = [item["command"] for item in package(run)["again"]]
+    assert [text for text in commands if "playbook" in text] == []
+    assert commands[0].startswith("rackproof run --profile smoke --gpus 2")
 
 
 UUID = "GPU-41b7e0c5-2d93-4f68-ba10-5c8e96f3d702"

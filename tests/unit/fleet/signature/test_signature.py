@@ -514,7 +514,7 @@ def test_pack_of_the_plan_may_have_another_path_on_the_machine_that_checks_the_r
             missing = pack if given == both[:2] or not given else other
             assert main([*verb, *given]) in (2, 64)
             captured = capsys.readouterr()
-            advice = f"no such file: give its new path: --criteria DIRECTORY/{missing.name}"
+            advice = f"no such file that you can read: give its new path: --criteria DIRECTORY/{missing.name}"
             assert f"{missing}: the plan names this criteria pack, but there is {advice}" in captured.out + captured.err
         assert main([*verb, *both]) == 0
     (copy / "site.yml").write_text(PACK.replace("LIMIT", "5.1e+14"))
