@@ -155,7 +155,6 @@ class GangPairs:
         views: Mapping[str, HostView],
         verdicts: Sequence[Verdict],
         collective_slow: bool,
-        is_configured: bool = False,
         switches: Mapping[End, str] | None = None,
         ports: Mapping[End, str] | None = None,
     ) -> None:
@@ -165,9 +164,7 @@ class GangPairs:
             attempt: the launch.
             views: the hosts.
             verdicts: earlier verdicts, which show the GPUs that failed alone.
-            collective_slow: whether a collective of the gang was too slow.
-            is_configured: whether a setting of NCCL explains the slow collectives. Then they are no evidence against the fabric,
-                and only slow pairs are.
+            collective_slow: whether a collective of the gang was too slow, unless settings of NCCL explain that.
             switches: end -> the switch that its port is connected to, for the ends whose switch is known.
             ports: end -> what is known about its port (`VerbsPairs.ports_of_gpus`).
         """
@@ -180,7 +177,6 @@ class GangPairs:
         }
         """Host -> device under test -> its rail."""
         self._collective_slow = collective_slow
-        self._is_configured = is_configured
         self._known_switches = switches or {}
         self._only_gross_faults = self._shares_links()
         """Whether the pairs may share one link, as in a rehearsal on one machine, so that only gross faults are reported."""
@@ -295,7 +291,7 @@ class GangPairs:
             self._pairs,
             failed_alone=self._failed_alone,
             normal_alone=self._normal_alone,
-            collective_slow=self._collective_slow and not self._is_configured,
+            collective_slow=self._collective_slow,
             tolerance=self._tolerance,
             switches=self._switches(),
             least=self._least_speeds(),
