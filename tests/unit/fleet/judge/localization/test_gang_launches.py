@@ -779,6 +779,23 @@ def test_measured_value_of_a_suspect_is_beyond_its_limit(case: str) -> None:
             assert sign * suspect.measured > sign * suspect.limit > sign * suspect.typical
 
 
+def test_gpu_of_two_hosts_is_no_suspect_if_its_exchange_is_as_fast_as_that_of_the_others() -> None:
+    """Only the collective is slow. With a single rail, it is not known whether the exchange of the GPU is normal."""
+    failed: dict[Any, str] = {("b", 0): "gpu"}
+    for rails, expected in ((1, "gpu"), (2, "link")):
+        (suspect,) = find_suspects(matrix(2, rails), failed_alone=failed, collective_slow=True)
+        assert suspect.kind == expected
+    (suspect,) = find_suspects(matrix(2, 2), failed_alone={("b", 0): "nic"}, collective_slow=True)
+    assert suspect.kind == "nic"
+
+
+def test_figures_of_a_link_of_two_hosts_are_those_of_its_slowest_rail() -> None:
+    (link,) = find_suspects(matrix(2, 5, latencies={1: 4.0, 2: 8.0}))
+    assert (link.measured, link.quantity) == (8.0, "latency")
+    (link,) = find_suspects(matrix(2, 5, {1: 0.1}, latencies={2: 4.0}))
+    assert (link.measured, link.quantity) == (10.0, "bandwidth")
+
+
 def test_link_of_two_hosts_is_suspected_if_all_rails_are_slower_than_healthy_ports() -> None:
     """No rail is slower than the others, so only the known rate of the ports shows that the link is slow."""
     kind = PairKind(gbps=400.0)
