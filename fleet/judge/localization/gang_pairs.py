@@ -195,7 +195,7 @@ class GangPairs:
         """The ends that are RDMA ports, and are normal in loopback."""
         if not self._only_gross_faults:
             ports = ports or {}
-            gpus = dict.fromkeys(end for end in _failed_alone(members, verdicts, ports) if ports.get(end, GPU) == GPU)
+            gpus = (end for end in _failed_alone(members, verdicts, ports) if ports.get(end, GPU) == GPU)
             slow_ports = (end for end, kind in ports.items() if kind == NIC)
             self._failed_alone = dict.fromkeys(gpus, GPU) | dict.fromkeys(slow_ports, NIC)
 
@@ -463,12 +463,14 @@ def _is_gross_fault(suspect: Suspect) -> bool:
 
 def _failed_alone(
     members: Mapping[str, HostView], verdicts: Iterable[Verdict], ports: Mapping[End, str]
-) -> Iterator[End]:
-    """Yield the ends whose GPU fails a check without other hosts that explains slow pairs.
+) -> Collection[End]:
+    """Return the ends whose GPU fails a check without other hosts that explains slow pairs.
 
     If the port of the end is normal (`ports`), every check explains them, otherwise only those in ON_PATH. Checks without an
-    action do not count, nor failures that a wrong inventory explains.
+    action do not count, nor failures that a wrong inventory explains. A check that most GPUs of the gang fail, for example
+    because of a driver or a setting, does not explain why the pairs of one of them are slower.
     """
+    failures: dict[str, set[End]] = defaultdict(set)
     for verdict in verdicts:
         view = members.get(verdict.host)
         scope = verdict.part_scope
@@ -476,6 +478,12 @@ def _failed_alone(
         is_of_inventory = verdict.kind in OF_INVENTORY and verdict.action == "configure"
         requires_action = verdict.verdict == FAIL and verdict.action != "none" and not is_of_inventory
         if view and requires_action and not is_joint and scope in view.host.scopes:
-            end = verdict.host, view.host.scopes.index(scope)
-            if ports.get(end) == GPU or any(fnmatchcase(verdict.name, pattern) for pattern in ON_PATH):
-                yield end
+            failures[verdict.name].add((verdict.host, view.host.scopes.index(scope)))
+    total = sum(len(view.host.scopes) for view in members.values())
+    return {
+        end
+        for name, ends in failures.items()
+        for end in ends
+        if 2 * len(ends) <= total
+        and (ports.get(end) == GPU or any(fnmatchcase(name, pattern) for pattern in ON_PATH))
+    }

@@ -83,6 +83,20 @@ def test_gpu_is_suspected_only_of_slow_pairs_that_its_other_fault_explains(
     assert set(causes(run)) == expected
 
 
+def test_check_that_all_gpus_fail_does_not_hide_a_slow_cable(tmp_path: Path) -> None:
+    """A driver or a setting may slow the copies of all GPUs. That does not explain why the pairs of one GPU are slower."""
+    run = simulated(tmp_path / "run", f"slow_cable:{HOST}:1", hosts=4, gpus=3, profile="smoke")
+
+    def change(item: Observation) -> Observation:
+        is_copy = item.name == "host_copy.bandwidth"
+        return replace(item, value=float(item.value or 0) * 0.2, samples=None) if is_copy else item
+
+    evidence = {host: changed(item, change) for host, item in run.evidence.items()}
+    report = merge(run.plan, evidence, fleets.packs_about(*PACKS))
+    shown = [(cause.problem, cause.host, cause.part, cause.action) for cause in report.causes]
+    assert [item for item in shown if item[0] != "slow-host-copies"] == [NIC]
+
+
 @pytest.mark.parametrize("hosts", [2, 4])
 @pytest.mark.parametrize("profile", ["smoke", "standard"])
 def test_transport_that_slows_all_pairs_is_a_matter_of_configuration(tmp_path: Path, hosts: int, profile: str) -> None:
