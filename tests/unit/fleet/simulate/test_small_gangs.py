@@ -16,7 +16,7 @@ from fleet.records.load import Run, load
 from fleet.report.merge import merge
 from fleet.simulate.fleet import Fleet, place_faults, write_run
 from fleet.simulate.records import JUDGED
-from schemas.records import Observation
+from schemas.records import SKIPPED, Observation
 from schemas.reports import FAIL, INCONCLUSIVE, FleetReport
 from tests import fleets
 
@@ -95,6 +95,20 @@ def test_check_that_all_gpus_fail_does_not_hide_a_slow_cable(tmp_path: Path) -> 
     report = merge(run.plan, evidence, fleets.packs_about(*PACKS))
     shown = [(cause.problem, cause.host, cause.part, cause.action) for cause in report.causes]
     assert [item for item in shown if item[0] != "slow-host-copies"] == [NIC]
+
+
+def test_port_whose_tests_were_skipped_is_not_known_to_be_normal(tmp_path: Path) -> None:
+    """Beside a normal port, another VBIOS would make the GPU a suspect."""
+    run = simulated(tmp_path / "run", f"slow_cable:{HOST}:1", f"wrong_vbios:{HOST}:1", hosts=2, gpus=3)
+
+    def change(item: Observation) -> Observation:
+        is_of_port = item.name.startswith("verbs.")
+        return replace(item, status=SKIPPED, value=None, samples=None, reason="busy") if is_of_port else item
+
+    evidence = {host: changed(item, change) for host, item in run.evidence.items()}
+    report = merge(run.plan, evidence, fleets.packs_about(*PACKS))
+    failed = {(cause.problem, cause.part) for cause in report.causes if cause.verdict == FAIL}
+    assert failed == {("slow-path", "gang=all"), ("differs", "gpu=1")}
 
 
 @pytest.mark.parametrize("hosts", [2, 4])
