@@ -467,16 +467,16 @@ def _failed_alone(
     """Return the ends whose GPU fails a check without other hosts that explains slow pairs.
 
     If the port of the end is normal (`ports`), every check explains them, otherwise only those in ON_PATH. Checks without an
-    action do not count, nor failures that a wrong inventory explains. A check that most GPUs of the gang fail, for example
-    because of a driver or a setting, does not explain why the pairs of one of them are slower.
+    action do not count, nor failures that a wrong inventory or a change of the software explains. A check that most GPUs of the
+    gang fail, for example because of a setting, does not explain why the pairs of one of them are slower.
     """
     failures: dict[str, set[End]] = defaultdict(set)
     for verdict in verdicts:
         view = members.get(verdict.host)
         scope = verdict.part_scope
         is_joint = verdict.stage == STAGE and from_benchmark(verdict.name)
-        is_of_inventory = verdict.kind in OF_INVENTORY and verdict.action == "configure"
-        requires_action = verdict.verdict == FAIL and verdict.action != "none" and not is_of_inventory
+        is_configured = verdict.kind in (*OF_INVENTORY, VerdictKind.SOFTWARE) and verdict.action == "configure"
+        requires_action = verdict.verdict == FAIL and verdict.action != "none" and not is_configured
         if view and requires_action and not is_joint and scope in view.host.scopes:
             failures[verdict.name].add((verdict.host, view.host.scopes.index(scope)))
     total = sum(len(view.host.scopes) for view in members.values())
@@ -484,6 +484,5 @@ def _failed_alone(
         end
         for name, ends in failures.items()
         for end in ends
-        if 2 * len(ends) <= total
-        and (ports.get(end) == GPU or any(fnmatchcase(name, pattern) for pattern in ON_PATH))
+        if 2 * len(ends) <= total and (ports.get(end) == GPU or any(fnmatchcase(name, pattern) for pattern in ON_PATH))
     }

@@ -49,9 +49,7 @@ def judge_gangs(views: Iterable[HostView], verdicts: Sequence[Verdict]) -> list[
             # A setting of NCCL also slows collectives over normal parts, so they are then no evidence against any part.
             is_evidence = has_slow_ports or any(item.action != "configure" for item in slow_collectives)
             collective_slow = bool(slow_collectives) and is_evidence
-            of_nccl = GangPairs(
-                attempt, members, verdicts, collective_slow, switches, of_ports.ports_of_gpus(ports)
-            )
+            of_nccl = GangPairs(attempt, members, verdicts, collective_slow, switches, of_ports.ports_of_gpus(ports))
             compared = compare_layers(of_nccl, of_ports, ports)
             gang_verdicts += [verdict for verdict in compared if verdict.host in last_hosts]
     return gang_verdicts

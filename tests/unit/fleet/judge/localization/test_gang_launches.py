@@ -42,7 +42,7 @@ from fleet.judge.localization.matrix import BANDWIDTH, rule_of_succession, sprea
 from schemas.catalogue import DURATION
 from schemas.plans import Plan
 from schemas.records import ERROR, UNSUPPORTED, Culprit, Launch, Observation, Rank, Record
-from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict, VerdictKind
 from tests import builders
 from tests.gangs import LOST_STATUS_AGE_S, gang_snapshot
 from tests.unit.fleet.judge.small_fleet import pack
@@ -1661,6 +1661,10 @@ def test_slow_nic_fails_in_bandwidth_or_latency() -> None:
     [
         (earlier_verdict("b", "host_copy.bandwidth", "gpu=1", "benchmark"), "gpu"),
         (earlier_verdict("b", "gpu.throttle.active", "gpu=1,reason=y", "preflight"), "gpu"),
+        (  # a new driver, for example, made the copies of most GPUs of the fleet slower
+            replace(earlier_verdict("b", "pcie.x", "gpu=1", "benchmark", FAIL, "configure"), kind=VerdictKind.SOFTWARE),
+            "nic",
+        ),
         (earlier_verdict("b", "gpu.vbios_version", "gpu=1", "preflight"), "nic"),  # does not slow the exchange
         (earlier_verdict("b", "gpu.ecc.uncorrectable_volatile", "gpu=1", "gang"), "nic"),
         (earlier_verdict("b", "host_copy.bandwidth", "gpu=0", "benchmark"), "nic"),
