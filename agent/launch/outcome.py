@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from agent.gang.culprit import unable_rank_culprit
@@ -60,7 +60,7 @@ def conclude(
     excluded: Mapping[int, str],
     problems: Sequence[str],
     deadline_s: float,
-    is_software_unfit: bool = False,
+    software_unfit: Collection[int] = (),
 ) -> Conclusion:
     """Return how the launch ended.
 
@@ -72,7 +72,7 @@ def conclude(
             host, which does not fail in this case.
         problems: result files that cannot be used.
         deadline_s: deadline of the launch.
-        is_software_unfit: whether the software of this host is why a rank could not join.
+        software_unfit: those of the excluded ranks whose devices the software of this host does not support.
     """
     if end.culprit:
         text = f"{end.culprit.text}{_describe_others(end)}"
@@ -80,10 +80,10 @@ def conclude(
     outcome, reason = _outcome_and_reason(end, deadline_s, ranks)
     culprit = None
     if outcome == "finished" and excluded:
-        rank, why = next(iter(excluded.items()))
+        rank, why = min(excluded.items(), key=lambda item: item[0] in software_unfit)  # a faulty device comes first
         are_all_excluded = len(excluded) == len(ranks) > 1 and len({*excluded.values()}) == 1
         state = end.states[rank]
-        if is_software_unfit or are_all_excluded:
+        if rank in software_unfit or are_all_excluded:
             state = replace(state, scope="")  # the host is at fault, not this device
         culprit = unable_rank_culprit(host, state, why, len(excluded) - 1)
         outcome, reason = "failed", culprit.text

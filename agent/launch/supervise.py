@@ -156,7 +156,7 @@ def _collect_results(
         host=spec.host.name,
         ranks=ranks,
         excluded=work_directory.read_excluded_ranks(spec.work, local_ranks) if len(spec.members) > 1 else {},
-        is_software_unfit=work_directory.is_software_unfit(spec.work, local_ranks),
+        software_unfit=work_directory.read_software_unfit_ranks(spec.work, local_ranks),
         problems=results.problems,
         deadline_s=spec.deadline_s,
     )

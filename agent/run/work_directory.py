@@ -114,13 +114,14 @@ def read_excluded_ranks(work: Path, ranks: Iterable[int]) -> dict[int, str]:
     return excluded
 
 
-def is_software_unfit(work: Path, ranks: Iterable[int]) -> bool:
-    """Return whether one of the ranks reported that the software of the host is why its device cannot be used."""
+def read_software_unfit_ranks(work: Path, ranks: Iterable[int]) -> set[int]:
+    """Return those of the ranks that reported that the software of the host is why their device cannot be used."""
+    unfit: set[int] = set()
     for rank in ranks:
         with contextlib.suppress(OSError, documents.DocumentError, KeyError, TypeError):
             if _read_state(work, rank)["is_software_unfit"] is True:
-                return True
-    return False
+                unfit.add(rank)
+    return unfit
 
 
 def read_results(work: Path, ranks: Iterable[int]) -> RankResults:

@@ -33,6 +33,7 @@ CHECK_BETWEEN = (
 CHECK_NVLS = "check NCCL_NVLS_ENABLE in the environment, and that the fabric manager runs"
 COMMUNICATION = ("collective.", "mnnvl.", "model_parallel.", "pairs.")
 """Prefixes of the figures that depend on NCCL."""
+PAIR_BANDWIDTH = "pairs.bandwidth"
 SETTINGS, OTHER_SETTINGS = "nccl_settings", "nccl_other_settings"
 """Parameters of figures of collectives: settings that may slow NCCL on a healthy host, such as `NCCL_PROTO=LL`, and other
 settings of which this is not known, such as `NCCL_CGA_CLUSTER_SIZE=0`."""
@@ -166,17 +167,23 @@ def _settings(view: HostView, stage: str, parameter: str) -> str:
 
 
 def with_transport_of_gang(view: HostView, verdict: Verdict) -> Verdict:
-    """Return the verdict on a failed pair of hosts. If the collectives of the gang use a slow transport, add this reason.
+    """Return the verdict on a failed pair of hosts. If a slow transport of the gang's collectives explains it, add this reason.
 
-    The action is then `configure`. The pair must not be slower than the other pairs of the gang, which use the same transport.
+    The action is then `configure`. A transport over which another pair of the host reaches the limit does not explain it: the
+    pairs of a gang use the same transport.
     """
+    if verdict.name != PAIR_BANDWIDTH or not is_number(verdict.limit):
+        return verdict
+    of_stage = [item for item in view.observations[PAIR_BANDWIDTH] if item.stage == verdict.stage]
+    if any(is_number(item.value) and item.value >= verdict.limit for item in of_stage):
+        return verdict
     scope = f"gang={view.host.gang}"
     figures = (item for name in view.observations.benchmark_names() for item in _collectives(view, name))
     transports = {
         _transport(view, item): None for item in figures if (item.stage, item.scope) == (verdict.stage, scope)
     }
     explanations = (_explain_between_hosts(transport) for transport in transports)
-    explanation = next(filter(None, explanations), "") if verdict.name == "pairs.bandwidth" else ""
+    explanation = next(filter(None, explanations), "")
     return _explained(verdict, explanation, ()) if explanation else verdict
 
 

@@ -155,7 +155,6 @@ class GangPairs:
         views: Mapping[str, HostView],
         verdicts: Sequence[Verdict],
         collective_slow: bool,
-        is_configured: bool = False,
         switches: Mapping[End, str] | None = None,
         ports: Mapping[End, str] | None = None,
     ) -> None:
@@ -165,9 +164,7 @@ class GangPairs:
             attempt: the launch.
             views: the hosts.
             verdicts: earlier verdicts, which show the GPUs that failed alone.
-            collective_slow: whether a collective of the gang was too slow.
-            is_configured: whether a setting of NCCL explains the slow collectives. Then they are no evidence against the fabric,
-                and only slow pairs are.
+            collective_slow: whether a collective of the gang was too slow, unless settings of NCCL explain that.
             switches: end -> the switch that its port is connected to, for the ends whose switch is known.
             ports: end -> what is known about its port (`VerbsPairs.ports_of_gpus`).
         """
@@ -180,7 +177,6 @@ class GangPairs:
         }
         """Host -> device under test -> its rail."""
         self._collective_slow = collective_slow
-        self._is_configured = is_configured
         self._known_switches = switches or {}
         self._only_gross_faults = self._shares_links()
         """Whether the pairs may share one link, as in a rehearsal on one machine, so that only gross faults are reported."""
@@ -199,7 +195,7 @@ class GangPairs:
         """The ends that are RDMA ports, and are normal in loopback."""
         if not self._only_gross_faults:
             ports = ports or {}
-            gpus = dict.fromkeys(end for end in _failed_alone(members, verdicts, ports) if ports.get(end, GPU) == GPU)
+            gpus = (end for end in _failed_alone(members, verdicts, ports) if ports.get(end, GPU) == GPU)
             slow_ports = (end for end, kind in ports.items() if kind == NIC)
             self._failed_alone = dict.fromkeys(gpus, GPU) | dict.fromkeys(slow_ports, NIC)
 
@@ -295,7 +291,7 @@ class GangPairs:
             self._pairs,
             failed_alone=self._failed_alone,
             normal_alone=self._normal_alone,
-            collective_slow=self._collective_slow and not self._is_configured,
+            collective_slow=self._collective_slow,
             tolerance=self._tolerance,
             switches=self._switches(),
             least=self._least_speeds(),
@@ -467,19 +463,26 @@ def _is_gross_fault(suspect: Suspect) -> bool:
 
 def _failed_alone(
     members: Mapping[str, HostView], verdicts: Iterable[Verdict], ports: Mapping[End, str]
-) -> Iterator[End]:
-    """Yield the ends whose GPU fails a check without other hosts that explains slow pairs.
+) -> Collection[End]:
+    """Return the ends whose GPU fails a check without other hosts that explains slow pairs.
 
     If the port of the end is normal (`ports`), every check explains them, otherwise only those in ON_PATH. Checks without an
-    action do not count, nor failures that a wrong inventory or other software explains.
+    action do not count, nor failures that a wrong inventory or a change of the software explains. A check that most GPUs of the
+    gang fail, for example because of a setting, does not explain why the pairs of one of them are slower.
     """
+    failures: dict[str, set[End]] = defaultdict(set)
     for verdict in verdicts:
         view = members.get(verdict.host)
         scope = verdict.part_scope
         is_joint = verdict.stage == STAGE and from_benchmark(verdict.name)
-        is_of_setup = verdict.kind in (*OF_INVENTORY, VerdictKind.SOFTWARE) and verdict.action == "configure"
-        requires_action = verdict.verdict == FAIL and verdict.action != "none" and not is_of_setup
+        is_configured = verdict.kind in (*OF_INVENTORY, VerdictKind.SOFTWARE) and verdict.action == "configure"
+        requires_action = verdict.verdict == FAIL and verdict.action != "none" and not is_configured
         if view and requires_action and not is_joint and scope in view.host.scopes:
-            end = verdict.host, view.host.scopes.index(scope)
-            if ports.get(end) == GPU or any(fnmatchcase(verdict.name, pattern) for pattern in ON_PATH):
-                yield end
+            failures[verdict.name].add((verdict.host, view.host.scopes.index(scope)))
+    total = sum(len(view.host.scopes) for view in members.values())
+    return {
+        end
+        for name, ends in failures.items()
+        for end in ends
+        if 2 * len(ends) <= total and (ports.get(end) == GPU or any(fnmatchcase(name, pattern) for pattern in ON_PATH))
+    }

@@ -103,7 +103,8 @@ class VerbsPairs(GangPairs):
         Args:
             verdicts: the verdicts on these ports.
         """
-        findings = {(host, Scope.parse(scope).device): GPU for (host, _), scope in self._scopes.items()}
+        measured = {(host, pair.rail) for pair in self._pairs for host in (pair.a, pair.b)}
+        findings = {(end[0], Scope.parse(self._scopes[end]).device): GPU for end in measured & self._scopes.keys()}
         findings |= {(end[0], Scope.parse(self._scopes[end]).device): NIC for end in self._failed_alone}
         for item in verdicts:
             if item.verdict != PASS:

@@ -138,6 +138,8 @@ def _suspects_of_two_hosts(
     a, b = pairs[0].a, pairs[0].b
     slow_rails: dict[int, str] = {pair.rail: f"failed ({pair.failed})" for pair in pairs if pair.failed}
     figures: dict[int, dict[str, Any]] = {}
+    shares: dict[int, float] = {}
+    """Slow rail -> its speed as a share of the limit."""
     for quantity, share in ((BANDWIDTH, tolerance.bandwidth), (LATENCY, tolerance.latency)):
         edges = [edge for edge in _edges(pairs, quantity) if edge.speed > 0]
         typical = upper_median(edge.speed for edge in edges) if edges else 0.0
@@ -151,10 +153,13 @@ def _suspects_of_two_hosts(
             else:
                 comparison = f"{ratio_text(quantity, math.log(edge.speed / limit))} the lowest rate of healthy ports"
             slow_rails[edge.rail] = f"{quantity} is {comparison}"
+            shares[edge.rail] = edge.speed / limit
             speeds = {"measured": edge.speed, "limit": limit} | ({"typical": typical} if typical > limit else {})
             values = speeds if quantity == BANDWIDTH else {name: 1 / speed for name, speed in speeds.items()}
             figures[edge.rail] = {"quantity": quantity, **values}
     if collective_slow and not slow_rails:
+        if len(pairs) > 1:  # no rail is slower than the others, so the exchange of each GPU is normal
+            failed_alone = {end: kind for end, kind in failed_alone.items() if kind == NIC}
         of_all = {pair.rail: "the collective is slow" for pair in pairs}
         slow_rails = {rail: of_all[rail] for _, rail in failed_alone if rail in of_all} or of_all
     for host, rail in sorted(failed_alone):
@@ -175,9 +180,7 @@ def _suspects_of_two_hosts(
     if rails:
         all_rails = len(rails) == len({pair.rail for pair in pairs})
         findings = "; ".join(dict.fromkeys(slow_rails[rail] for rail in rails))
-        slowest = min(
-            (rail for rail in rails if rail in figures), key=lambda rail: figures[rail]["measured"], default=-1
-        )
+        slowest = min((rail for rail in rails if rail in shares), key=lambda rail: shares[rail], default=-1)
         yield Suspect(
             kind=LINK,
             where=f"{a} - {b}" if all_rails else f"{a} - {b} {rails_name(rails)}",

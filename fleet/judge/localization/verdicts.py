@@ -46,16 +46,10 @@ def judge_gangs(views: Iterable[HostView], verdicts: Sequence[Verdict]) -> list[
             ports = list(of_ports.verdicts())
             switches = of_ports.switches_of_gpus()
             has_slow_ports = any(item.verdict != PASS for item in ports)
-            is_configured = all(item.action == "configure" for item in slow_collectives) and not has_slow_ports
-            of_nccl = GangPairs(
-                attempt,
-                members,
-                verdicts,
-                bool(slow_collectives),
-                is_configured,
-                switches,
-                of_ports.ports_of_gpus(ports),
-            )
+            # A setting of NCCL also slows collectives over normal parts, so they are then no evidence against any part.
+            is_evidence = has_slow_ports or any(item.action != "configure" for item in slow_collectives)
+            collective_slow = bool(slow_collectives) and is_evidence
+            of_nccl = GangPairs(attempt, members, verdicts, collective_slow, switches, of_ports.ports_of_gpus(ports))
             compared = compare_layers(of_nccl, of_ports, ports)
             gang_verdicts += [verdict for verdict in compared if verdict.host in last_hosts]
     return gang_verdicts

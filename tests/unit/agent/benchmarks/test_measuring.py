@@ -23,7 +23,7 @@ from agent.benchmarks.runtime import nccl_log
 from agent.benchmarks.runtime.context import Context
 from agent.benchmarks.runtime.nccl import error_text
 from agent.run import preflight
-from agent.run.work_directory import is_software_unfit, read_excluded_ranks
+from agent.run.work_directory import read_excluded_ranks, read_software_unfit_ranks
 from agent.sampling.statistics import interval, summarize
 from agent.sampling.telemetry import Telemetry
 from collectors.base import Absent
@@ -245,13 +245,13 @@ def test_missing_or_wrong_device_is_reported(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (10, 3))
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_80", "sm_90"])
     rank.set_phase("start")
-    assert not is_software_unfit(tmp_path, [rank.rank])
+    assert read_software_unfit_ranks(tmp_path, [rank.rank]) == set()
     assert rank.device_error() == (
         f"torch {torch.__version__} has no kernels for this GPU of compute capability 10.3, only for sm_80, sm_90: "
         "install a build of torch for this GPU"
     )
     rank.set_phase("end", 0)
-    assert is_software_unfit(tmp_path, [rank.rank])
+    assert read_software_unfit_ranks(tmp_path, [rank.rank]) == {rank.rank}
 
 
 def test_lost_device_makes_its_figures_errors_and_skips_collectives(

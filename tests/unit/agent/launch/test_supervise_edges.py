@@ -666,20 +666,22 @@ def test_rank_that_cannot_join_the_process_group_is_the_culprit_in_a_gang(run: H
 
 
 @pytest.mark.parametrize(
-    ("reasons", "is_software_unfit", "scope"),
+    ("reasons", "unfit", "scope"),
     [
-        (["no kernels for this GPU", "no kernels for this GPU"], False, ""),
-        (["", "no kernels for this GPU"], True, ""),
-        (["", "the device was lost"], False, "cpu=1"),
-        (["the device was lost: ECC", "the device was lost: XID"], False, "cpu=0"),
+        (["no kernels for this GPU", "no kernels for this GPU"], [], ""),
+        (["", "no kernels for this GPU"], [1], ""),
+        (["", "the device was lost"], [], "cpu=1"),
+        (["the device was lost: ECC", "the device was lost: XID"], [], "cpu=0"),
+        (["the device was lost", "no kernels for this GPU"], [1], "cpu=0"),
+        (["no kernels for this GPU", "the device was lost"], [0], "cpu=1"),
     ],
 )
 def test_device_is_not_the_culprit_if_the_software_or_all_devices_of_its_host_are_unfit(
-    run: HostRun, reasons: list[str], is_software_unfit: bool, scope: str
+    run: HostRun, reasons: list[str], unfit: list[int], scope: str
 ) -> None:
     states = [
-        json.dumps({"phase": "end", "exit_code": 0, "unable": reason, "is_software_unfit": is_software_unfit})
-        for reason in reasons
+        json.dumps({"phase": "end", "exit_code": 0, "unable": reason, "is_software_unfit": rank in unfit})
+        for rank, reason in enumerate(reasons)
     ]
     program = "; ".join(f"echo '{state}' > rank{rank}.state.json" for rank, state in enumerate(states))
     done = launch(run, program, members=("h1", "h2")).launches[0]

@@ -11,8 +11,7 @@ import pytest
 
 from fleet.judge.changed_software import _share
 from fleet.judge.criteria import read_packs
-from fleet.judge.judge import host_views, judge
-from fleet.judge.localization.gang_pairs import GPU, _failed_alone
+from fleet.judge.judge import judge
 from fleet.records import baseline_store
 from fleet.records.load import load
 from schemas import documents
@@ -187,15 +186,3 @@ def test_figures_of_several_hosts_are_not_attributed_to_a_change(tmp_path: Path)
     (verdict, *_) = failures(later_run(tmp_path, WITH_EFFECT["nccl"], dict.fromkeys(PARTS, LOST)))
     assert _share(verdict) == pytest.approx(LOST / 0.96)
     assert _share(replace(verdict, stage=GANG)) is None
-
-
-@pytest.mark.parametrize("version", ["1.0", "2.0"])
-def test_failure_that_a_change_explains_does_not_make_the_gpu_the_suspect_for_a_slow_nic(
-    version: str, tmp_path: Path
-) -> None:
-    """If a pair of hosts is slow and all ports are normal, the suspect is the GPU if it also failed alone, otherwise the NIC."""
-    run = load(later_run(tmp_path, WITH_EFFECT["nccl"], dict.fromkeys(PARTS, LOST), now=version))
-    views = {view.host.name: view for view in host_views(run.plan, run.evidence, PACKS)}
-    ends = {(host, index) for host in HOSTS for index in (0, 1)}
-    failed = set(_failed_alone(views, judge(run.plan, run.evidence, PACKS), dict.fromkeys(ends, GPU)))
-    assert failed == (set() if version == "2.0" else ends)

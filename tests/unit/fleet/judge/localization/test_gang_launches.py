@@ -42,7 +42,7 @@ from fleet.judge.localization.matrix import BANDWIDTH, rule_of_succession, sprea
 from schemas.catalogue import DURATION
 from schemas.plans import Plan
 from schemas.records import ERROR, UNSUPPORTED, Culprit, Launch, Observation, Rank, Record
-from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict, VerdictKind
 from tests import builders
 from tests.gangs import LOST_STATUS_AGE_S, gang_snapshot
 from tests.unit.fleet.judge.small_fleet import pack
@@ -777,6 +777,23 @@ def test_measured_value_of_a_suspect_is_beyond_its_limit(case: str) -> None:
         if suspect.measured is not None and suspect.limit is not None and suspect.typical is not None:
             sign = -1 if suspect.quantity == BANDWIDTH else 1
             assert sign * suspect.measured > sign * suspect.limit > sign * suspect.typical
+
+
+def test_gpu_of_two_hosts_is_no_suspect_if_its_exchange_is_as_fast_as_that_of_the_others() -> None:
+    """Only the collective is slow. With a single rail, it is not known whether the exchange of the GPU is normal."""
+    failed: dict[Any, str] = {("b", 0): "gpu"}
+    for rails, expected in ((1, "gpu"), (2, "link")):
+        (suspect,) = find_suspects(matrix(2, rails), failed_alone=failed, collective_slow=True)
+        assert suspect.kind == expected
+    (suspect,) = find_suspects(matrix(2, 2), failed_alone={("b", 0): "nic"}, collective_slow=True)
+    assert suspect.kind == "nic"
+
+
+def test_figures_of_a_link_of_two_hosts_are_those_of_its_slowest_rail() -> None:
+    (link,) = find_suspects(matrix(2, 5, latencies={1: 4.0, 2: 8.0}))
+    assert (link.measured, link.quantity) == (8.0, "latency")
+    (link,) = find_suspects(matrix(2, 5, {1: 0.1}, latencies={2: 4.0}))
+    assert (link.measured, link.quantity) == (10.0, "bandwidth")
 
 
 def test_link_of_two_hosts_is_suspected_if_all_rails_are_slower_than_healthy_ports() -> None:
@@ -1644,6 +1661,10 @@ def test_slow_nic_fails_in_bandwidth_or_latency() -> None:
     [
         (earlier_verdict("b", "host_copy.bandwidth", "gpu=1", "benchmark"), "gpu"),
         (earlier_verdict("b", "gpu.throttle.active", "gpu=1,reason=y", "preflight"), "gpu"),
+        (  # a new driver, for example, made the copies of most GPUs of the fleet slower
+            replace(earlier_verdict("b", "pcie.x", "gpu=1", "benchmark", FAIL, "configure"), kind=VerdictKind.SOFTWARE),
+            "nic",
+        ),
         (earlier_verdict("b", "gpu.vbios_version", "gpu=1", "preflight"), "nic"),  # does not slow the exchange
         (earlier_verdict("b", "gpu.ecc.uncorrectable_volatile", "gpu=1", "gang"), "nic"),
         (earlier_verdict("b", "host_copy.bandwidth", "gpu=0", "benchmark"), "nic"),
