@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -394,16 +394,22 @@ def _wanted(criterion: Criterion) -> str:
     return f"wanted: {words[criterion.operator]}{text}" + (f" in {WINDOW}" if criterion.delta else "")
 
 
+GROUP_OF_PARTS = "hosts"
+"""The group that records the parts, because its alerts read which parts are missing. Prometheus evaluates the rules of a group in
+order, but each group at another time: an alert of another group could fire before the part that is missing is known."""
+
+
 def rule_file(packs: Iterable[Pack], runbook: str = RUNBOOK) -> str:
     """Return the rule file as YAML; `runbook` is the URL of docs/alerts.md. Raise UsageError like `rules_of`."""
     criteria = criteria_of(packs)
-    parts = AlertGroup(
-        name="parts", record={name: expr for part in PARTS.values() for name, expr in part.recordings.items()}
+    parts = {name: expr for part in PARTS.values() for name, expr in part.recordings.items()}
+    groups = (
+        replace(group, record={**parts, **group.record}) if group.name == GROUP_OF_PARTS else group
+        for group in read_table()
     )
     document = {
         "groups": [
-            {"name": f"rackproof-{group.name}", "rules": list(_rules(group, criteria, runbook))}
-            for group in (parts, *read_table())
+            {"name": f"rackproof-{group.name}", "rules": list(_rules(group, criteria, runbook))} for group in groups
         ]
     }
     text: str = yaml.dump(

@@ -114,7 +114,7 @@ def test_gpu_that_is_slow_with_all_partners_is_not_faulty_if_another_process_use
             for each in judge.judge(run.plan, evidence, read_packs([]))
             if (each.verdict, each.name) == (FAIL, "pairs.bandwidth")
         ]
-        assert (verdict.host, verdict.part_scope) == ("host2", "gpu=1")
+        assert (verdict.host, verdict.part_scope) == ("host2", "host")
         assert verdict.action == ("configure" if is_used else "inspect_hardware")
 
 
