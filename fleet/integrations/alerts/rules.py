@@ -404,7 +404,7 @@ def rule_file(packs: Iterable[Pack], runbook: str = RUNBOOK) -> str:
     criteria = criteria_of(packs)
     parts = {name: expr for part in PARTS.values() for name, expr in part.recordings.items()}
     groups = (
-        replace(group, record={**parts, **group.record}) if group.name == GROUP_OF_PARTS else group
+        replace(group, record={**parts, **(group.record or {})}) if group.name == GROUP_OF_PARTS else group
         for group in read_table()
     )
     document = {
